@@ -1,0 +1,101 @@
+"""The label set: read from YAML, checked, hashed."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ticket_engine.errors import LabelsError
+
+DEFAULT_INSTRUCTION = (
+    "You label customer support tickets. Read the ticket and answer with the one label that fits it best. "
+    "Answer with the label only."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One class: its id in the data, the string that the model scores, and what it means."""
+
+    name: str
+    description: str
+
+    @property
+    def text(self) -> str:
+        """The string that the model scores: the name with spaces for underscores."""
+        return self.name.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSet:
+    """Labels in the order of the file, with the instruction of the prompt."""
+
+    labels: tuple[Label, ...]
+    instruction: str = DEFAULT_INSTRUCTION
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Class ids in the order of the file."""
+        return tuple(label.name for label in self.labels)
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of names, descriptions and instruction, hexadecimal."""
+        content = [self.instruction, [[label.name, label.description] for label in self.labels]]
+        return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+
+
+class _LabelEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1)
+    description: str = ""
+
+
+class _LabelsFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    labels: list[_LabelEntry] = Field(min_length=2)
+    instruction: str = Field(default=DEFAULT_INSTRUCTION, min_length=1)
+    metadata: dict | None = None
+
+
+def read_labels(path: str | Path) -> LabelSet:
+    """The label set of a YAML file.
+
+    Args:
+        path: File with ``labels:`` (a list of ``name`` and ``description``), optionally
+            ``instruction:`` and ``metadata:`` (free).
+
+    Raises:
+        LabelsError: The file is missing, not YAML, has unknown keys, doubled names, doubled label
+            texts, or fewer than two labels.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LabelsError(f"No labels file at {path}. Give a YAML file with --labels.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabelsError(f"The labels file {path} cannot be read: {type(error).__name__}.") from error
+    except yaml.YAMLError as error:
+        raise LabelsError(f"The labels file {path} is not YAML: {_one_line(str(error))}") from error
+    try:
+        parsed = _LabelsFile.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "top level"
+        raise LabelsError(
+            f"The labels file {path} is not usable at {where}: {first['msg']}. "
+            "Allowed: labels (two or more of name, description), instruction, metadata."
+        ) from error
+    labels = tuple(Label(entry.name, " ".join(entry.description.split())) for entry in parsed.labels)
+    for kind, values in (("name", [x.name for x in labels]), ("text", [x.text for x in labels])):
+        doubled = sorted({value for value in values if values.count(value) > 1})
+        if doubled:
+            raise LabelsError(f"The labels file {path} doubles the {kind} {doubled[0]!r}. Each must be unique.")
+    return LabelSet(labels, parsed.instruction.strip())
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:200]

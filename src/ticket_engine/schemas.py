@@ -1,0 +1,62 @@
+"""Column names and types of every table that leaves a stage.
+
+Files of one run, all Parquet, in its working folder::
+
+    tickets.parquet     id column, input_index, text                            (read)
+    quarantine.parquet  the input row, whole, and reason                        (read)
+    tokens.parquet      id column, input_index, ticket_key, token_length, is_truncated, token_ids
+    buckets/NNN.parquet ticket_key, token_length, token_ids, batch_index         (bucket)
+    parts/KEY.parquet   ticket_key and one log-probability a label               (classify)
+    predictions.parquet what is published                                        (gather)
+"""
+
+from typing import Final
+
+import polars as pl
+
+INPUT_INDEX: Final = "input_index"
+TEXT: Final = "text"
+REASON: Final = "reason"
+TICKET_KEY: Final = "ticket_key"
+TOKEN_IDS: Final = "token_ids"
+TOKEN_LENGTH: Final = "token_length"
+IS_TRUNCATED: Final = "is_truncated"
+BUCKET_INDEX: Final = "bucket_index"
+BATCH_INDEX: Final = "batch_index"
+LABEL: Final = "label"
+PROBABILITY: Final = "probability"
+MARGIN: Final = "margin"
+LOG_PROBS: Final = "log_probs"
+
+PREDICTIONS_FILE: Final = "predictions.parquet"
+QUARANTINE_FILE: Final = "quarantine.parquet"
+MANIFEST_FILE: Final = "manifest.json"
+
+ID_TYPES: Final = (pl.String, pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
+
+REASON_NULL_ID: Final = "null id"
+REASON_REPEATED_ID: Final = "repeated id"
+REASON_NO_TEXT: Final = "no text"
+REASON_PROMPT_BOUNDARY: Final = "text merges with the prompt"
+REASON_NOT_FINITE: Final = "scores are not finite"
+
+
+def predictions_schema(id_column: str, id_type: pl.DataType, labels: tuple[str, ...]) -> pl.Schema:
+    """Columns and types of ``predictions.parquet``, in order.
+
+    ``log_probs`` is a struct with one float32 field a label, natural log, normalised over the label
+    set: the exponentials of a row sum to 1. ``probability`` is the largest of them, ``margin`` its
+    lead in probability over the second label. Rows stand in input order.
+    """
+    return pl.Schema(
+        {
+            id_column: id_type,
+            LABEL: pl.String(),
+            PROBABILITY: pl.Float32(),
+            MARGIN: pl.Float32(),
+            LOG_PROBS: pl.Struct({label: pl.Float32() for label in labels}),
+            TOKEN_LENGTH: pl.UInt32(),
+            IS_TRUNCATED: pl.Boolean(),
+            BUCKET_INDEX: pl.UInt32(),
+        }
+    )

@@ -1,0 +1,113 @@
+"""The settings of one run: read once in the flow, passed down as values."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PRODUCTION_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+EMBEDDED_MODEL = "smollm2-135m"
+
+
+class RunSettings(BaseModel):
+    """What one run of `classify-tickets` does. Prefect's parameter form is made from this model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    input: str = Field(
+        title="Tickets",
+        description="Parquet: a file, a folder, a glob, hive partitions, or a URL such as s3://bucket/path. "
+        "{run_date}, {year}, {month} and {day} are replaced by the run date.",
+    )
+    labels: str = Field(title="Labels file", description="YAML file with the labels and their descriptions.")
+    output: str = Field(title="Output folder", description="Where the predictions are published. Takes {run_date} too.")
+    run_date: str | None = Field(
+        default=None,
+        title="Run date",
+        pattern=r"^\d{4}-\d{2}-\d{2}$",
+        description="YYYY-MM-DD, fills the date templates. Empty: the day on which the run was scheduled.",
+    )
+    model: str = Field(
+        default=PRODUCTION_MODEL,
+        title="Model",
+        description="Hugging Face id, local folder, or smollm2-135m (the embedded one).",
+    )
+    id_column: str = Field(default="ticket_id", title="Id column", description="Unique and not null.")
+    text_columns: tuple[str, ...] = Field(
+        default=("subject", "body"),
+        min_length=1,
+        title="Text columns",
+        description="Joined with a line break, nulls left out. Columns that a table lacks are allowed "
+        "only for `subject`, as long as one other is there.",
+    )
+    execution: Literal["auto", "packed", "padded", "sequential"] = Field(
+        default="auto", title="Execution", description="auto: packed where it is exact for the model, else padded."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", title="Number format", description="auto: the fastest here, found by a short probe."
+    )
+    threads: int | None = Field(
+        default=None, ge=1, le=512, title="Threads", description="Processor threads of the model. Empty: probed."
+    )
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        title="Batch size",
+        description="Fixed rows a batch (32 is the published scheme). Empty: batches are planned for least cost.",
+    )
+    token_budget: int | None = Field(
+        default=None, ge=1, title="Token budget", description="Most token positions in one forward pass. Empty: probed."
+    )
+    max_buckets: int = Field(
+        default=256, ge=1, le=1000, title="Most buckets", description="Most mapped task runs of one flow run."
+    )
+    max_ticket_tokens: int = Field(
+        default=1024, ge=1, title="Longest ticket", description="Longer tickets are cut and marked is_truncated."
+    )
+    truncate: Literal["end", "middle"] = Field(
+        default="end", title="Cut from", description="Which part of a too long ticket is left out."
+    )
+    prefix_cache: bool = Field(
+        default=True, title="Prefix cache", description="Compute the shared prompt prefix once and reuse it."
+    )
+    limit: int | None = Field(default=None, ge=1, title="Limit", description="Only the first rows of the table.")
+    spot_check: int = Field(
+        default=32, ge=0, title="Spot check", description="Tickets that are scored again one at a time."
+    )
+    min_agreement: float = Field(
+        default=0.99, ge=0, le=1, title="Least agreement", description="Share of equal labels below which a run fails."
+    )
+    seed: int = Field(default=0, ge=0, title="Seed", description="Of the spot check's sample.")
+    store: str | None = Field(
+        default=None,
+        title="Store of scored tickets",
+        description="Folder kept between runs; tickets found there are not classified again. "
+        "Empty: a hidden folder beside the output.",
+    )
+    store_days: int = Field(
+        default=30, ge=1, title="Days kept", description="Stored scores that no run used for so long are deleted."
+    )
+    runner: Literal["threads", "dask", "ray"] = Field(
+        default="threads", title="Runner", description="Where the mapped tasks run."
+    )
+    workers: int = Field(default=1, ge=1, le=256, title="Workers", description="Buckets classified at once.")
+    runner_address: str | None = Field(
+        default=None, title="Runner address", description="Of a running Dask or Ray cluster. Empty: a local one."
+    )
+    head: str | None = Field(
+        default=None, title="Fitted head", description="Folder written by fit-labels. Empty: the model's own scores."
+    )
+    tickets_contract: str = Field(
+        default="data_contracts/tickets.json", title="Input contract", description="Suite for the incoming table."
+    )
+    predictions_contract: str = Field(
+        default="data_contracts/predictions.json", title="Output contract", description="Suite for the predictions."
+    )
+    contract_parameters: dict[str, float] = Field(
+        default_factory=dict,
+        title="Contract overrides",
+        description="Thresholds of the contracts by name, such as max_quarantine_rate or max_label_share.",
+    )
+    on_drift: Literal["warn", "fail"] = Field(
+        default="warn", title="On drift", description="What a shifted label distribution does to the run."
+    )
