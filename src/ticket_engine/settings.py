@@ -90,7 +90,9 @@ class RunSettings(BaseModel):
     runner: Literal["threads", "dask", "ray"] = Field(
         default="threads", title="Runner", description="Where the mapped tasks run."
     )
-    workers: int = Field(default=1, ge=1, le=256, title="Workers", description="Buckets classified at once.")
+    workers: int | None = Field(
+        default=None, ge=1, le=256, title="Workers", description="Buckets classified at once. Empty: probed."
+    )
     runner_address: str | None = Field(
         default=None, title="Runner address", description="Of a running Dask or Ray cluster. Empty: a local one."
     )

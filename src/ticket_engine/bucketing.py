@@ -1,0 +1,163 @@
+"""Which tickets share a forward pass, and which passes share a task: planned before a model runs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PUBLISHED_BATCH_SIZE = 32
+BATCHES_PER_BUCKET = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of a forward pass: ``per_pass + per_token * rows * width + per_pair * rows * width**2``.
+
+    ``width`` is the longest length of the pass plus what stands in front of it in attention.
+    """
+
+    per_pass: float = 0.01
+    per_token: float = 0.0004
+    per_pair: float = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRule:
+    """How tickets are put into batches.
+
+    Attributes:
+        padded: Every row of a batch costs as much as its longest; packed rows cost their own length.
+        batch_size: Exactly so many rows a batch (the published scheme), or None to plan.
+        token_budget: Most token positions of a pass, padding included.
+        row_cap: Most rows of a pass.
+        extra_tokens: Positions that every row has on top of the ticket's length (ending, label nodes).
+        cost: What a planned padded pass is assumed to cost.
+    """
+
+    padded: bool
+    token_budget: int
+    batch_size: int | None = None
+    row_cap: int = 1024
+    extra_tokens: int = 0
+    cost: PassCost = PassCost()
+
+
+def plan_batches(lengths: np.ndarray, rule: PlanRule) -> np.ndarray:
+    """Start of every batch in a table sorted longest first, int64, ascending, beginning with 0.
+
+    A single ticket above the token budget is a batch of its own.
+
+    Args:
+        lengths: Token lengths, descending.
+        rule: How to plan.
+    """
+    if not len(lengths):
+        return np.zeros(0, dtype=np.int64)
+    if (np.diff(lengths) > 0).any():
+        raise ValueError("lengths must be sorted, longest first")
+    widths = lengths.astype(np.int64) + rule.extra_tokens
+    if rule.batch_size is not None:
+        return _fixed(widths, rule)
+    return _cheapest(widths, rule) if rule.padded else _filled(widths, rule)
+
+
+def _fixed(widths: np.ndarray, rule: PlanRule) -> np.ndarray:
+    """Batches of ``batch_size`` rows, cut shorter only where they would break the token budget."""
+    starts, start = [], 0
+    while start < len(widths):
+        starts.append(start)
+        start += min(rule.batch_size, max(1, rule.token_budget // int(widths[start])))
+    return np.array(starts, dtype=np.int64)
+
+
+def _filled(widths: np.ndarray, rule: PlanRule) -> np.ndarray:
+    """Batches as full as budget and row cap allow; without padding, fewest passes are cheapest."""
+    before = np.concatenate([[0], np.cumsum(widths)])
+    starts, start = [], 0
+    while start < len(widths):
+        starts.append(start)
+        end = int(np.searchsorted(before, before[start] + rule.token_budget, side="right")) - 1
+        start = min(max(end, start + 1), start + rule.row_cap)
+    return np.array(starts, dtype=np.int64)
+
+
+def _cheapest(widths: np.ndarray, rule: PlanRule) -> np.ndarray:
+    """Batches of least total cost, by dynamic programming from the shortest ticket up.
+
+    ``best[i] = min over r of cost(r rows as wide as widths[i]) + best[i + r]``. In a long run of equal
+    widths only whole batches without padding can be best away from its ends, so such batches are set
+    aside first; what is left is small whatever the table's size.
+    """
+    aside, kept = _set_aside(widths, rule)
+    left = widths[kept]
+    caps = np.maximum(1, np.minimum(rule.row_cap, rule.token_budget // left))
+    rows = np.arange(1, int(caps.max()) + 1)
+    best = np.zeros(len(left) + 1)
+    choice = np.ones(len(left), dtype=np.int64)
+    for index in range(len(left) - 1, -1, -1):
+        limit = min(int(caps[index]), len(left) - index)
+        width = float(left[index])
+        per_row = rule.cost.per_token * width + rule.cost.per_pair * width * width
+        totals = rule.cost.per_pass + per_row * rows[:limit] + best[index + 1 : index + 1 + limit]
+        pick = int(totals.argmin())
+        best[index], choice[index] = totals[pick], pick + 1
+    starts, index = [], 0
+    while index < len(left):
+        starts.append(index)
+        index += int(choice[index])
+    return _merge(aside, kept, np.array(starts, dtype=np.int64), len(widths))
+
+
+def _set_aside(widths: np.ndarray, rule: PlanRule) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """Whole batches of one width ``(start, rows)`` out of long runs, and the indexes of all other rows."""
+    edges = np.flatnonzero(np.diff(widths, prepend=widths[0] + 1))
+    counts = np.diff(edges, append=len(widths))
+    aside: list[tuple[int, int]] = []
+    keep = np.ones(len(widths), dtype=bool)
+    for edge, count in zip(edges.tolist(), counts.tolist(), strict=True):
+        cap = max(1, min(rule.row_cap, rule.token_budget // int(widths[edge])))
+        batches = max(0, count // cap - 2)
+        first = edge + cap
+        aside.extend((first + number * cap, cap) for number in range(batches))
+        keep[first : first + batches * cap] = False
+    return aside, np.flatnonzero(keep)
+
+
+def _merge(aside: list[tuple[int, int]], kept: np.ndarray, starts: np.ndarray, rows: int) -> np.ndarray:
+    """Starts in the full table; a planned batch that spans a set-aside run is cut in two there."""
+    marks = np.zeros(rows, dtype=bool)
+    marks[kept[starts]] = True
+    for start, size in aside:
+        marks[start] = True
+        if start + size < rows:
+            marks[start + size] = True
+    return np.flatnonzero(marks)
+
+
+def positions(lengths: np.ndarray, starts: np.ndarray, rule: PlanRule) -> int:
+    """Token positions that a plan computes, padding included."""
+    if not len(lengths):
+        return 0
+    widths = lengths.astype(np.int64) + rule.extra_tokens
+    if not rule.padded:
+        return int(widths.sum())
+    return int((np.diff(starts, append=len(lengths)) * widths[starts]).sum())
+
+
+def padding_overhead(lengths: np.ndarray, starts: np.ndarray) -> float:
+    """Padded tokens / real tokens - 1 of batches padded to their longest; 0 for an empty table."""
+    real = int(lengths.sum())
+    if not real:
+        return 0.0
+    return positions(lengths, starts, PlanRule(padded=True, token_budget=1)) / real - 1
+
+
+def plan_buckets(starts: np.ndarray, rows: int, max_buckets: int) -> np.ndarray:
+    """Bucket of every batch, int64 ``(batches,)``, ascending from 0, with near-equal rows of work a bucket.
+
+    There are at most ``max_buckets``, and no more than one for every four batches.
+    """
+    batches = len(starts)
+    if not batches:
+        return np.zeros(0, dtype=np.int64)
+    buckets = max(1, min(max_buckets, -(-batches // BATCHES_PER_BUCKET)))
+    return np.arange(batches) * buckets // batches

@@ -1,0 +1,103 @@
+"""Number format, threads and pass size chosen by measurement on this machine."""
+
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+log = logging.getLogger(__name__)
+
+PROBE_TOKENS = 512
+SECONDS_EACH = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Matrix-product throughput of one way to use the machine.
+
+    ``workers`` passes run at once, each on ``threads`` processor threads.
+    """
+
+    dtype: str
+    threads: int
+    workers: int
+    tera_flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the probe chose, and everything that it measured, fastest first."""
+
+    dtype: str
+    threads: int
+    workers: int
+    measured: tuple[Speed, ...]
+
+    def as_dict(self) -> dict:
+        """For the manifest."""
+        return asdict(self)
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def choose_speed(hidden: int, inner: int, *, dtype: str, threads: int | None, workers: int | None) -> Choice:
+    """The fastest number format and split of the processors for matrix products of a model's size.
+
+    Tries one worker on all processors against one worker a processor, in each number format allowed,
+    for about a tenth of a second each. float16 is not tried by itself: no common CPU is fast in it.
+
+    Args:
+        hidden: Width of the model.
+        inner: Width of its feed-forward layer.
+        dtype: ``auto`` or the only format to use.
+        threads: Threads of a pass, or None to choose.
+        workers: Passes at once, or None to choose.
+    """
+    dtypes = ("float32", "bfloat16") if dtype == "auto" else (dtype,)
+    cores = processors()
+    splits = {(cores, 1), (1, cores)} if threads is None and workers is None else {_split(cores, threads, workers)}
+    measured = [
+        Speed(name, split[0], split[1], round(_throughput(name, *split, hidden, inner), 4))
+        for name in dtypes
+        for split in sorted(splits)
+    ]
+    measured.sort(key=lambda speed: speed.tera_flops, reverse=True)
+    best = measured[0]
+    log.info("Probe: %s, %d thread(s) x %d worker(s)", best.dtype, best.threads, best.workers)
+    return Choice(best.dtype, best.threads, best.workers, tuple(measured))
+
+
+def _split(cores: int, threads: int | None, workers: int | None) -> tuple[int, int]:
+    if threads is None:
+        return max(1, cores // workers), workers
+    return threads, max(1, cores // threads) if workers is None else workers
+
+
+def _throughput(dtype: str, threads: int, workers: int, hidden: int, inner: int) -> float:
+    """TFLOP/s of all workers together on a feed-forward layer's products."""
+    number = getattr(torch, dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    rows, weight = torch.ones(PROBE_TOKENS, hidden, dtype=number), torch.ones(inner, hidden, dtype=number)
+
+    def work() -> float:
+        torch.set_num_threads(threads)
+        nn.functional.linear(rows, weight)
+        products, start = 0, time.perf_counter()
+        while time.perf_counter() - start < SECONDS_EACH:
+            nn.functional.linear(rows, weight)
+            products += 1
+        return 2 * PROBE_TOKENS * hidden * inner * products / (time.perf_counter() - start) / 1e12
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            return sum(future.result() for future in [pool.submit(work) for _ in range(workers)])
+    finally:
+        torch.set_num_threads(before)

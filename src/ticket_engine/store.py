@@ -1,0 +1,140 @@
+"""Scored tickets on disk, kept between runs: parts written whole, verified when read.
+
+A part is a Parquet file ``STORE/SCORE_KEY/CONTENT_KEY.parquet`` with ``ticket_key``, ``log_probs``
+(float32, one a label) and ``reason`` (null, or why the ticket could not be scored). Its metadata holds
+the score key and a hash of its content: a torn, changed or foreign part is not trusted.
+"""
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ticket_engine.schemas import LOG_PROBS, REASON, TICKET_KEY
+
+SUFFIX = ".parquet"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSummary:
+    """What a store held for a run: tickets known, parts used, and parts that were not trusted."""
+
+    tickets: int
+    parts: int
+    rejected_parts: int
+
+
+def content_key(ticket_keys: list[bytes]) -> str:
+    """Name of the part that holds these tickets, hexadecimal."""
+    return hashlib.blake2b(b"".join(sorted(ticket_keys)), digest_size=16).hexdigest()
+
+
+def part_path(store: Path, score_key: str, key: str) -> Path:
+    """Where a part lies."""
+    return store / score_key[:32] / (key + SUFFIX)
+
+
+def write_part(path: Path, score_key: str, ticket_keys: pl.Series, log_probs: np.ndarray, reasons: pl.Series) -> None:
+    """Write a part atomically: beside its name first, then renamed.
+
+    Args:
+        path: From `part_path`.
+        score_key: Of the engine's spec.
+        ticket_keys: Binary, one a ticket.
+        log_probs: float32 ``(tickets, labels)``; rows with a reason may be NaN.
+        reasons: String, null for scored tickets.
+    """
+    table = pa.table(
+        {
+            TICKET_KEY: pa.array(ticket_keys.to_list(), type=pa.binary()),
+            LOG_PROBS: pa.FixedSizeListArray.from_arrays(pa.array(log_probs.reshape(-1)), log_probs.shape[1]),
+            REASON: pa.array(reasons.to_list(), type=pa.string()),
+        }
+    )
+    table = table.replace_schema_metadata({"score_key": score_key, "content": _content_hash(table)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, staged = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+    except BaseException:
+        Path(staged).unlink(missing_ok=True)
+        raise
+
+
+def read_part(path: Path, score_key: str) -> pl.DataFrame | None:
+    """The tickets of a part, or None if it is missing, torn, changed or of another engine."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException):
+        return None
+    metadata = table.schema.metadata or {}
+    if metadata.get(b"score_key") != score_key.encode() or set(table.column_names) != {TICKET_KEY, LOG_PROBS, REASON}:
+        return None
+    if metadata.get(b"content") != _content_hash(table).encode():
+        return None
+    return pl.from_arrow(table)
+
+
+def read_store(store: Path, score_key: str) -> tuple[pl.DataFrame, StoredSummary]:
+    """All trusted tickets of one score key, each once, and what was found.
+
+    Parts that are used get a new time of change, so that `clean_store` keeps them.
+    """
+    frames, rejected = [], 0
+    for path in sorted((store / score_key[:32]).glob("*" + SUFFIX)):
+        frame = read_part(path, score_key)
+        if frame is None:
+            rejected += 1
+            log.warning("A stored part is torn or foreign and is done again: %s", path.name)
+            path.unlink(missing_ok=True)
+            continue
+        os.utime(path)
+        frames.append(frame)
+    if not frames:
+        return empty_scores(), StoredSummary(0, 0, rejected)
+    known = pl.concat(frames).unique(TICKET_KEY, keep="first")
+    return known, StoredSummary(len(known), len(frames), rejected)
+
+
+def empty_scores() -> pl.DataFrame:
+    """A table of scores without rows."""
+    return pl.DataFrame(schema={TICKET_KEY: pl.Binary, LOG_PROBS: pl.List(pl.Float32), REASON: pl.String})
+
+
+def clean_store(store: Path, days: int) -> int:
+    """Delete parts, and leavings of killed writers, that no run used for so many days; their number."""
+    limit, removed = time.time() - days * 86400, 0
+    for path in store.glob("*/*"):
+        if path.is_file() and path.stat().st_mtime < limit:
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def _content_hash(table: pa.Table) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for column in (TICKET_KEY, LOG_PROBS, REASON):
+        values = table.column(column).combine_chunks()
+        if isinstance(values, pa.ChunkedArray):
+            values = pa.concat_arrays(values.chunks)
+        if pa.types.is_fixed_size_list(values.type):
+            digest.update(values.flatten().to_numpy().tobytes())
+        else:
+            for value in values.to_pylist():
+                data = value.encode() if isinstance(value, str) else value or b"-"
+                digest.update(len(data).to_bytes(4, "little") + data)
+    return digest.hexdigest()
