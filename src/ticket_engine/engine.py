@@ -49,7 +49,7 @@ class EngineSpec:
         threads: Processor threads of one pass.
         workers: Passes at once.
         execution: ``packed``, ``padded`` or ``sequential``.
-        prefix_cache: Whether the prompt prefix is computed once.
+        prefix_cache: Whether the prompt prefix is computed once and shared.
         max_ticket_tokens: Longest ticket; longer ones are cut.
         truncate: ``end`` or ``middle``.
         token_budget: Most token positions of a pass.
@@ -78,6 +78,12 @@ class EngineSpec:
         parts = [SCORE_VERSION, self.model_hash, self.prompt.content_hash, list(self.labels), self.dtype]
         parts += [self.execution, self.prefix_cache]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @property
+    def extra_tokens(self) -> int:
+        """Positions of a pass that every ticket has besides its own tokens."""
+        front = 0 if self.prefix_cache else len(self.prompt.prefix_ids)
+        return front + len(self.prompt.ending_ids) + build_trie(self.prompt.label_ids).nodes
 
     @property
     def tolerance(self) -> float:
@@ -126,6 +132,7 @@ def prepare_engine(settings: RunSettings, folder: Path) -> EngineSpec:
         probe=choice.as_dict(),
     )
     spec = replace(spec, execution=_choose_execution(config, spec))
+    spec = replace(spec, prefix_cache=_can_share_prefix(config, spec))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TOKENIZER_FILE).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
     (folder / SPEC_FILE).write_text(json.dumps(asdict(spec)), encoding="utf-8")
@@ -177,6 +184,12 @@ def _choose_execution(config, spec: EngineSpec) -> str:
     return spec.execution
 
 
+def _can_share_prefix(config, spec: EngineSpec) -> bool:
+    """Whether the prefix is computed once: not one by one, and not where a padded cache would slide."""
+    windowed = getattr(config, "sliding_window", None) is not None
+    return spec.prefix_cache and (spec.execution == "packed" or (spec.execution == "padded" and not windowed))
+
+
 class Engine:
     """A model in memory with the shared prefix's keys and values. Safe to use from several threads.
 
@@ -189,21 +202,7 @@ class Engine:
         self._stock = model
         self._view = packed_view(model) if spec.execution == "packed" else None
         with torch.inference_mode():
-            shared = spec.prompt.prefix_ids if self._shares_prefix else ()
-            self.prefix: PrefixCache = compute_prefix(model, shared)
-
-    @property
-    def _shares_prefix(self) -> bool:
-        if not self.spec.prefix_cache or self.spec.execution == "sequential":
-            return False
-        window = getattr(self._stock.config.get_text_config(), "sliding_window", None)
-        return self.spec.execution == "packed" or window is None
-
-    @property
-    def extra_tokens(self) -> int:
-        """Positions of a pass that every ticket has besides its own tokens."""
-        front = 0 if self.prefix.length else len(self.spec.prompt.prefix_ids)
-        return front + len(self.spec.prompt.ending_ids) + self.trie.nodes
+            self.prefix: PrefixCache = compute_prefix(model, spec.prompt.prefix_ids if spec.prefix_cache else ())
 
     def score(self, tickets: list[np.ndarray]) -> np.ndarray:
         """Log-probability of each label for each ticket, float32 ``(tickets, labels)``.

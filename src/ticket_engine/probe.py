@@ -38,8 +38,8 @@ class Choice:
     measured: tuple[Speed, ...]
 
     def as_dict(self) -> dict:
-        """For the manifest."""
-        return asdict(self)
+        """For the manifest, in types that JSON keeps."""
+        return asdict(self) | {"measured": [asdict(speed) for speed in self.measured]}
 
 
 def processors() -> int:

@@ -1,0 +1,178 @@
+"""From a finished run's files to the output folder: whole or not at all.
+
+Beside an output folder ``NAME`` lie, on the same file system::
+
+    .NAME.lock      held while a run writes to NAME
+    .NAME.work/     working folder of the run; made anew at each start
+    NAME.refused/   staged results of the last run that validation refused
+"""
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+
+from ticket_engine.errors import InputError, OutputError
+from ticket_engine.schemas import MANIFEST_FILE, PREDICTIONS_FILE, QUARANTINE_FILE
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def working_folder(output: Path) -> Path:
+    """Working folder of a run that publishes to ``output``."""
+    return output.parent / f".{output.name}.work"
+
+
+def refused_folder(output: Path) -> Path:
+    """Where the results of a refused run are kept."""
+    return output.parent / f"{output.name}.refused"
+
+
+@contextmanager
+def claimed_output(output: Path) -> Iterator[Path]:
+    """An empty working folder, while no other run may write to ``output``.
+
+    Leavings of a killed run are removed. The folder is removed at the end, whatever happens.
+
+    Raises:
+        OutputError: Another run is writing there, or the place is not ours or not writable.
+    """
+    if output.name in ("", ".", ".."):
+        raise OutputError(f"{output} cannot be an output folder. Name a folder that this run may replace.")
+    if output.exists() and not _is_ours(output):
+        raise OutputError(f"{output} exists and holds no {MANIFEST_FILE}: not a published run. Name another folder.")
+    folder = working_folder(output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(output.parent / f".{output.name}.lock", timeout=0)
+        with lock:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    except Timeout:
+        raise OutputError(f"Another run is writing to {output}. Wait for it, or name another folder.") from None
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise OutputError(f"{output} cannot be written: {error.strerror}.") from error
+
+
+def write_manifest(staged: Path, manifest: dict) -> None:
+    """Write ``manifest.json`` into the staged folder, with hash, bytes and rows of each table beside it."""
+    files = {}
+    for path in sorted(staged.glob("*.parquet")):
+        files[path.name] = {
+            "sha256": _sha256(path),
+            "bytes": path.stat().st_size,
+            "rows": pq.read_metadata(path).num_rows,
+        }
+    text = json.dumps(manifest | {"files": files}, indent=2, ensure_ascii=False)
+    (staged / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(output: Path) -> dict:
+    """The manifest of a published folder.
+
+    Raises:
+        InputError: The folder holds none, or it is not JSON.
+    """
+    try:
+        return json.loads((output / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{output} holds no {MANIFEST_FILE}: not a published run.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{output / MANIFEST_FILE} cannot be read: {type(error).__name__}.") from error
+
+
+def find_damage(output: Path) -> list[str]:
+    """What differs between a published folder and its manifest, a line each; empty if it is whole."""
+    damage = []
+    for name, expected in read_manifest(output)["files"].items():
+        path = output / name
+        if not path.is_file():
+            damage.append(f"{name} is missing")
+        elif _sha256(path) != expected["sha256"]:
+            damage.append(f"{name} was changed after it was published")
+        elif pq.read_metadata(path).num_rows != expected["rows"]:
+            damage.append(f"{name} has another number of rows than its manifest says")
+    for name in (PREDICTIONS_FILE, QUARANTINE_FILE):
+        if not (output / name).is_file() and f"{name} is missing" not in damage:
+            damage.append(f"{name} is missing")
+    return damage
+
+
+def publish(staged: Path, output: Path) -> None:
+    """Put a complete staged folder in the place of ``output`` in one step.
+
+    Where the kernel can, the two folders are exchanged atomically: a reader sees the old run or the new
+    one. Elsewhere (not Linux, some network file systems) the old folder is moved aside first, and for
+    the moment between two renames there is none.
+    """
+    _flush(staged)
+    if not output.exists():
+        staged.rename(output)
+    elif _exchange(staged, output):
+        shutil.rmtree(staged, ignore_errors=True)
+    else:
+        aside = staged.with_name(staged.name + ".old")
+        output.rename(aside)
+        staged.rename(output)
+        shutil.rmtree(aside, ignore_errors=True)
+    _flush_folder(output.parent)
+
+
+def keep_refused(staged: Path, output: Path) -> Path:
+    """Move a refused run's staged results to where people can look at them; that folder."""
+    kept = refused_folder(output)
+    shutil.rmtree(kept, ignore_errors=True)
+    staged.rename(kept)
+    return kept
+
+
+def _is_ours(output: Path) -> bool:
+    return output.is_dir() and ((output / MANIFEST_FILE).is_file() or not any(output.iterdir()))
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two folders by `renameat2(RENAME_EXCHANGE)`; False where that is not to be had."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(second))
+
+
+def _flush(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as handle:
+                os.fsync(handle.fileno())
+    _flush_folder(folder)
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
