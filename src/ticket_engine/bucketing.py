@@ -87,7 +87,7 @@ def _cheapest(widths: np.ndarray, rule: PlanRule) -> np.ndarray:
     widths only whole batches without padding can be best away from its ends, so such batches are set
     aside first; what is left is small whatever the table's size.
     """
-    aside, kept = _set_aside(widths, rule)
+    kept, cuts, sizes = _set_aside(widths, rule)
     left = widths[kept]
     caps = np.maximum(1, np.minimum(rule.row_cap, rule.token_budget // left))
     rows = np.arange(1, int(caps.max()) + 1)
@@ -104,33 +104,33 @@ def _cheapest(widths: np.ndarray, rule: PlanRule) -> np.ndarray:
     while index < len(left):
         starts.append(index)
         index += int(choice[index])
-    return _merge(aside, kept, np.array(starts, dtype=np.int64), len(widths))
+    return _put_back(np.array(starts, dtype=np.int64), len(left), cuts, sizes)
 
 
-def _set_aside(widths: np.ndarray, rule: PlanRule) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """Whole batches of one width ``(start, rows)`` out of long runs, and the indexes of all other rows."""
+def _set_aside(widths: np.ndarray, rule: PlanRule) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indexes of the rows to plan, and the whole batches of one width cut out of long runs between them.
+
+    Each batch is given by the number of planned rows before it, int64, and its rows, int64.
+    """
     edges = np.flatnonzero(np.diff(widths, prepend=widths[0] + 1))
     counts = np.diff(edges, append=len(widths))
-    aside: list[tuple[int, int]] = []
+    caps = np.maximum(1, np.minimum(rule.row_cap, rule.token_budget // widths[edges]))
+    batches = np.maximum(0, counts // caps - 2)
     keep = np.ones(len(widths), dtype=bool)
-    for edge, count in zip(edges.tolist(), counts.tolist(), strict=True):
-        cap = max(1, min(rule.row_cap, rule.token_budget // int(widths[edge])))
-        batches = max(0, count // cap - 2)
-        first = edge + cap
-        aside.extend((first + number * cap, cap) for number in range(batches))
-        keep[first : first + batches * cap] = False
-    return aside, np.flatnonzero(keep)
+    for first, rows in zip((edges + caps).tolist(), (batches * caps).tolist(), strict=True):
+        keep[first : first + rows] = False
+    before = edges + caps - (np.cumsum(batches * caps) - batches * caps)
+    return np.flatnonzero(keep), np.repeat(before, batches), np.repeat(caps, batches)
 
 
-def _merge(aside: list[tuple[int, int]], kept: np.ndarray, starts: np.ndarray, rows: int) -> np.ndarray:
-    """Starts in the full table; a planned batch that spans a set-aside run is cut in two there."""
-    marks = np.zeros(rows, dtype=bool)
-    marks[kept[starts]] = True
-    for start, size in aside:
-        marks[start] = True
-        if start + size < rows:
-            marks[start + size] = True
-    return np.flatnonzero(marks)
+def _put_back(starts: np.ndarray, rows: int, cuts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Starts in the full table: what was set aside follows the batch at whose end, or inside which, it was cut.
+
+    All rows around a cut have the same width, so it does not matter which of them a batch holds.
+    """
+    ends = np.append(starts[1:], rows)
+    every_size = np.insert(ends - starts, np.searchsorted(ends, cuts) + 1, sizes)
+    return np.cumsum(every_size) - every_size
 
 
 def positions(lengths: np.ndarray, starts: np.ndarray, rule: PlanRule) -> int:
