@@ -56,10 +56,11 @@ def write_part(path: Path, score_key: str, ticket_keys: pl.Series, log_probs: np
     """
     table = pa.table(
         {
-            TICKET_KEY: pa.array(ticket_keys.to_list(), type=pa.binary()),
+            TICKET_KEY: ticket_keys.to_list(),
             LOG_PROBS: pa.FixedSizeListArray.from_arrays(pa.array(log_probs.reshape(-1)), log_probs.shape[1]),
-            REASON: pa.array(reasons.to_list(), type=pa.string()),
-        }
+            REASON: reasons.to_list(),
+        },
+        schema=_schema(log_probs.shape[1]),
     )
     table = table.replace_schema_metadata({"score_key": score_key, "content": _content_hash(table)})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +80,16 @@ def read_part(path: Path, score_key: str) -> pl.DataFrame | None:
     """The tickets of a part, or None if it is missing, torn, changed or of another engine."""
     try:
         table = pq.read_table(path)
-    except (OSError, pa.ArrowException):
-        return None
-    metadata = table.schema.metadata or {}
-    if metadata.get(b"score_key") != score_key.encode() or set(table.column_names) != {TICKET_KEY, LOG_PROBS, REASON}:
-        return None
-    if metadata.get(b"content") != _content_hash(table).encode():
+        metadata = table.schema.metadata or {}
+        if metadata.get(b"score_key") != score_key.encode() or table.column_names != [TICKET_KEY, LOG_PROBS, REASON]:
+            return None
+        scores = table.schema.field(LOG_PROBS).type
+        if not pa.types.is_fixed_size_list(scores):
+            return None
+        table = table.cast(_schema(scores.list_size))  # a damaged file may carry other types or names
+        if metadata.get(b"content") != _content_hash(table).encode():
+            return None
+    except (OSError, ValueError, pa.ArrowException):  # ValueError: bytes that are no longer UTF-8
         return None
     return pl.from_arrow(table)
 
@@ -123,6 +128,11 @@ def clean_store(store: Path, days: int) -> int:
             path.unlink(missing_ok=True)
             removed += 1
     return removed
+
+
+def _schema(labels: int) -> pa.Schema:
+    types = {TICKET_KEY: pa.binary(), LOG_PROBS: pa.list_(pa.float32(), labels), REASON: pa.string()}
+    return pa.schema(list(types.items()))
 
 
 def _content_hash(table: pa.Table) -> str:

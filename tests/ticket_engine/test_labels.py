@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from ticket_engine.errors import LabelsError
+from ticket_engine.labels import DEFAULT_INSTRUCTION, Label, LabelSet, read_labels
+
+TWO = "labels:\n- name: billing\n  description: invoices\n- name: account_access\n  description: logins\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "labels.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_labels_file_gives_names_texts_and_descriptions_in_its_order(tmp_path: Path) -> None:
+    labels = read_labels(write(tmp_path, TWO))
+    assert labels.names == ("billing", "account_access")
+    assert [label.text for label in labels.labels] == ["billing", "account access"]
+    assert [label.description for label in labels.labels] == ["invoices", "logins"]
+    assert labels.instruction == DEFAULT_INSTRUCTION
+
+
+def test_instruction_and_metadata_may_be_given_and_line_breaks_in_descriptions_become_spaces(tmp_path: Path) -> None:
+    text = "instruction: |\n  Sort the mail.\nmetadata: {owner: {team: 3}}\n"
+    text += "labels:\n- name: a\n  description: |\n    one\n    two\n- name: b\n"
+    labels = read_labels(write(tmp_path, text))
+    assert labels.instruction == "Sort the mail."
+    assert labels.labels == (Label("a", "one two"), Label("b", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("labels:\n- name: a\n", "labels: List should have at least 2"),
+        ("labels: []\n", "labels"),
+        ("instruction: x\n", "labels: Field required"),
+        (TWO + "extra: 1\n", "extra"),
+        ("labels:\n- {name: a, colour: red}\n- {name: b}\n", "labels.0.colour"),
+        ("labels:\n- {description: x}\n- {name: b}\n", "labels.0.name"),
+        ("labels:\n- {name: ''}\n- {name: b}\n", "labels.0.name"),
+        ("labels:\n- {name: 3}\n- {name: b}\n", "labels.0.name"),
+        ("labels: [a, b]\n", "labels.0"),
+        (TWO + "instruction: ''\n", "instruction"),
+        (TWO + "metadata: 3\n", "metadata"),
+        ("", "top level"),
+        ("- a\n- b\n", "top level"),
+        ("labels: [", "is not YAML"),
+        ("labels:\n- {name: a}\n- {name: a}\n", "doubles the name 'a'"),
+        ("labels:\n- {name: a_b}\n- {name: a b}\n", "doubles the text 'a b'"),
+    ],
+)
+def test_a_labels_file_that_is_not_usable_is_an_error_that_says_where(tmp_path: Path, text: str, found: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(LabelsError) as caught:
+        read_labels(path)
+    assert found in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_missing_file_a_folder_and_a_binary_file_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(LabelsError, match="No labels file at"):
+        read_labels(tmp_path / "none.yaml")
+    with pytest.raises(LabelsError, match="cannot be read"):
+        read_labels(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(LabelsError, match="cannot be read"):
+        read_labels(tmp_path / "binary.yaml")
+
+
+def test_the_content_hash_changes_with_every_part_that_the_prompt_shows() -> None:
+    base = LabelSet((Label("a", "x"), Label("b", "y")))
+    others = [
+        LabelSet((Label("a", "x"), Label("c", "y"))),
+        LabelSet((Label("a", "x"), Label("b", "z"))),
+        LabelSet((Label("b", "y"), Label("a", "x"))),
+        LabelSet(base.labels, "Another instruction"),
+    ]
+    hashes = {labels.content_hash for labels in [base, *others]}
+    assert len(hashes) == 5
+    assert LabelSet((Label("a", "x"), Label("b", "y"))).content_hash == base.content_hash

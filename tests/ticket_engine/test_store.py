@@ -1,0 +1,156 @@
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ticket_engine.schemas import LOG_PROBS, REASON, TICKET_KEY
+from ticket_engine.store import clean_store, content_key, part_path, read_part, read_store, write_part
+
+SCORE_KEY = "0123456789abcdef" * 4
+OTHER_KEY = SCORE_KEY[:-1] + "0"  # same folder, another engine
+
+
+def write(store: Path, first: int = 0, tickets: int = 40, score_key: str = SCORE_KEY) -> Path:
+    """A part of tickets ``first, first + 1, ...``; the third of them could not be scored."""
+    keys = [b"key-%012d" % (first + index) for index in range(tickets)]
+    log_probs = np.random.default_rng(first).normal(size=(tickets, 3)).astype(np.float32)
+    reasons: list[str | None] = [None] * tickets
+    if tickets > 2:
+        log_probs[2], reasons[2] = np.nan, "scores are not finite"
+    path = part_path(store, score_key, content_key(keys))
+    write_part(path, score_key, pl.Series(keys), log_probs, pl.Series(reasons, dtype=pl.String))
+    return path
+
+
+def test_a_part_reads_back_exactly_as_it_was_written(tmp_path: Path) -> None:
+    path = write(tmp_path, first=7)
+    frame = read_part(path, SCORE_KEY)
+    assert frame is not None
+    assert frame[TICKET_KEY].to_list() == [b"key-%012d" % (7 + index) for index in range(40)]
+    expected = np.random.default_rng(7).normal(size=(40, 3)).astype(np.float32)
+    expected[2] = np.nan
+    np.testing.assert_array_equal(frame[LOG_PROBS].to_numpy(), expected)
+    assert frame[REASON].to_list() == [None, None, "scores are not finite"] + [None] * 37
+
+
+def test_a_parts_name_depends_on_its_tickets_and_not_on_their_order() -> None:
+    assert content_key([b"a", b"b"]) == content_key([b"b", b"a"])
+    assert content_key([b"a", b"b"]) != content_key([b"a", b"c"])
+
+
+def test_a_part_cut_short_at_any_byte_is_not_trusted(tmp_path: Path) -> None:
+    path = write(tmp_path, tickets=4)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert read_part(path, SCORE_KEY) is None, length
+
+
+def test_a_part_with_a_flipped_bit_is_not_trusted_or_says_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    original = read_part(path, SCORE_KEY)
+    rejected = 0
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << (place * 5 % 8)
+        path.write_bytes(damaged)
+        frame = read_part(path, SCORE_KEY)
+        rejected += frame is None
+        assert frame is None or (frame.equals(original) and frame.schema == original.schema), place
+    assert rejected > len(whole) // 2
+
+
+def test_a_changed_number_in_a_well_formed_part_is_not_trusted(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path = write(tmp_path)
+    table = pq.read_table(path)
+    reasons = table.column(REASON).to_pylist()
+    reasons[2] = None
+    changed = table.set_column(2, REASON, [reasons]).replace_schema_metadata(table.schema.metadata)
+    pq.write_table(changed, path)
+    assert read_part(path, SCORE_KEY) is None
+
+
+def test_parts_of_another_engine_and_damaged_parts_are_rejected_and_removed(tmp_path: Path) -> None:
+    good = write(tmp_path, first=0)
+    torn, foreign = write(tmp_path, first=100), write(tmp_path, first=200, score_key=OTHER_KEY)
+    torn.write_bytes(torn.read_bytes()[:-20])
+    nonsense = good.with_name("nonsense.parquet")
+    nonsense.write_text("this is a table, trust me")
+    known, summary = read_store(tmp_path, SCORE_KEY)
+    assert (summary.tickets, summary.parts, summary.rejected_parts) == (40, 1, 3)
+    assert sorted(known[TICKET_KEY]) == [b"key-%012d" % index for index in range(40)]
+    assert [path.exists() for path in (good, torn, foreign, nonsense)] == [True, False, False, False]
+
+
+def test_a_ticket_in_two_parts_is_known_once_and_an_empty_store_knows_none(tmp_path: Path) -> None:
+    empty, summary = read_store(tmp_path / "none", SCORE_KEY)
+    assert (len(empty), summary.tickets, summary.parts) == (0, 0, 0)
+    write(tmp_path, first=0, tickets=10)
+    write(tmp_path, first=5, tickets=10)
+    known, summary = read_store(tmp_path, SCORE_KEY)
+    assert (len(known), summary.tickets, summary.parts) == (15, 15, 2)
+
+
+def test_a_writer_that_is_killed_leaves_no_part(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, polars as pl\n"
+        "from pathlib import Path\n"
+        "from ticket_engine.store import write_part\n"
+        "rows = 400_000\n"
+        "keys = pl.Series([b'%016d' % row for row in range(rows)])\n"
+        "log_probs = np.random.default_rng(0).normal(size=(rows, 12)).astype(np.float32)\n"
+        "for number in range(1000):\n"
+        "    reasons = pl.Series([None] * rows, dtype=pl.String)\n"
+        "    write_part(Path(sys.argv[1]) / 'ab' / f'{number}.parquet', 'key', keys, log_probs, reasons)\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    staged: list[Path] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and writer.poll() is None:
+        staged = [path for path in tmp_path.glob("*/*.part") if path.stat().st_size > 10_000]
+        if staged:
+            break
+        time.sleep(0.002)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    assert staged, "the writer never got as far as writing"
+    assert list(tmp_path.glob("*/*.part")), "the writer was not killed in the middle of a part"
+    assert all(read_part(path, "key") is not None for path in tmp_path.glob("*/*.parquet"))
+
+
+def test_a_writer_that_finds_the_disk_full_leaves_neither_a_part_nor_a_half_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(tmp_path, tickets=2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_cleaning_removes_what_no_run_used_for_so_many_days_and_nothing_else(tmp_path: Path) -> None:
+    used, unused = write(tmp_path, first=0), write(tmp_path, first=100)
+    leaving = used.with_name("tmp1234.part")
+    leaving.write_bytes(b"half a part")
+    long_ago = time.time() - 31 * 86400
+    for path in (used, unused, leaving):
+        os.utime(path, (long_ago, long_ago))
+    unused.rename(unused.with_suffix(".kept"))  # so that the next line does not use it
+    read_store(tmp_path, SCORE_KEY)
+    unused.with_suffix(".kept").rename(unused)
+    os.utime(unused, (long_ago, long_ago))
+    assert clean_store(tmp_path, 32) == 0
+    assert clean_store(tmp_path, 30) == 2
+    assert [path.exists() for path in (used, unused, leaving)] == [True, False, False]
+    assert clean_store(tmp_path / "none", 30) == 0
