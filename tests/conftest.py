@@ -37,6 +37,10 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# How Qwen's tokenizers cut a text into words: punctuation takes the line breaks behind it along.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 CORPUS = (
     "billing delivery returns account account access account closure",
     "My parcel has not arrived. Where is my order? The delivery was due on Monday.",
@@ -45,18 +49,23 @@ CORPUS = (
     "Please close my account and delete my data. Bitte schließen Sie mein Konto.",
     "The shoes are too small, I would like to return them and get my money back.",
     "You label customer support tickets. Answer with the label only.\n\nLabels:\n- billing: invoices and payments",
-    "system\nuser\nassistant\nTicket:\nLabel:",
+    "system\nuser\nassistant\nTicket:\nLabel:\n\n\n\nRegards",
 )
 
 
 @pytest.fixture(scope="session")
 def toy_tokenizer() -> "PreTrainedTokenizerFast":
     """A byte-level BPE tokenizer with a ChatML template, trained on a few lines; each label word is one token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - 40,

@@ -98,7 +98,9 @@ def build_prompt(tokenizer: "PreTrainedTokenizerBase", labels: LabelSet) -> Prom
 def _render(tokenizer: "PreTrainedTokenizerBase", system: str) -> tuple[str, str, tuple[int, ...]]:
     """Text before the ticket, text after it, and the ids that close an answer."""
     if not tokenizer.chat_template:
-        return f"{system}\n\nTicket:\n", "\n\nLabel:", ()
+        # The space keeps the line breaks apart from a full stop at the ticket's end: Qwen's and Llama 3's
+        # tokenizers take ".\n\n" as one word, and the ticket would not fit the prompt.
+        return f"{system}\n\nTicket:\n", " \n\nLabel:", ()
     from jinja2.exceptions import TemplateError
 
     chat = [{"role": "system", "content": system}, {"role": "user", "content": MARKER}]
