@@ -16,6 +16,7 @@ development machine (Zen 5, bfloat16, 1 thread) that takes 0.4 of the time of Py
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -32,6 +33,20 @@ class Group:
     start: int
     tickets: int
     length: int
+    blocks: "tuple[QueryBlock, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBlock:
+    """Rows ``[first, end)`` of a ticket, which see all keys up to ``end``.
+
+    ``bias`` is float32 ``(end - first, end - first)``, added to the last keys' scores: 0 where a row may
+    look, minus infinity elsewhere. Adding takes a third less time on the CPU than filling by a mask.
+    """
+
+    first: int
+    end: int
+    bias: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +55,12 @@ class PackedLayout:
 
     Attributes:
         groups: Runs of equal ``length`` (suffix tokens + label nodes).
-        nodes: Label nodes at the end of each ticket.
-        node_mask: bool ``(nodes, nodes)``, True where a node must not look.
         prefix_keys: A layer's keys of the prompt prefix, ``(1, key heads, prefix, head size)``; may be
             empty. Shared by all passes, never written.
         prefix_values: The same for values.
     """
 
     groups: tuple[Group, ...]
-    nodes: int
-    node_mask: Tensor
     prefix_keys: tuple[Tensor, ...]
     prefix_values: tuple[Tensor, ...]
 
@@ -99,25 +110,30 @@ def packed_attention(
                 torch.cat([prefix.expand(count, -1, -1, -1), fold(key[0, :, place])], 2),
                 torch.cat([prefix_value.expand(count, -1, -1, -1), fold(value[0, :, place])], 2),
                 output[0, place].view(count, group.length, key_heads, heads // key_heads, size),
-                _blocks(group.length, layout),
+                group.blocks,
                 scale,
                 softcap,
             )
     return output, None
 
 
-def _blocks(length: int, layout: PackedLayout) -> list[tuple[int, int, Tensor]]:
-    """Query blocks ``(first, end, mask of the diagonal square)`` of a ticket of ``length`` rows."""
-    ticket = length - layout.nodes
-    count = -(-ticket // BLOCK_ROWS)
-    edges = [ticket * index // count for index in range(count + 1)]
-    blocks = []
-    for first, end in itertools.pairwise(edges):
-        square = torch.ones(end - first, end - first, dtype=torch.bool, device=layout.node_mask.device)
-        blocks.append((first, end, square.triu_(1)))
-    if layout.nodes:
-        blocks.append((ticket, length, layout.node_mask))
-    return blocks
+def query_blocks(length: int, ancestors: np.ndarray) -> tuple[QueryBlock, ...]:
+    """The blocks of a ticket of ``length`` rows, the last of which are its label nodes.
+
+    Args:
+        length: Suffix tokens and label nodes.
+        ancestors: bool ``(nodes, nodes)``, True where a node may look.
+    """
+    ticket = length - len(ancestors)
+    edges = [ticket * index // -(-ticket // BLOCK_ROWS) for index in range(-(-ticket // BLOCK_ROWS) + 1)]
+    blocks = [
+        QueryBlock(first, end, torch.full((end - first, end - first), float("-inf")).triu_(1))
+        for first, end in itertools.pairwise(edges)
+    ]
+    if len(ancestors):
+        bias = torch.zeros(ancestors.shape).masked_fill_(torch.from_numpy(~ancestors), float("-inf"))
+        blocks.append(QueryBlock(ticket, length, bias))
+    return tuple(blocks)
 
 
 def _attend(query, keys, values, output, blocks, scale, softcap) -> None:
@@ -128,15 +144,15 @@ def _attend(query, keys, values, output, blocks, scale, softcap) -> None:
     """
     count, key_heads, per_key, length, size = query.shape
     prefix = keys.shape[2] - length
-    for first, end, hidden in blocks:
+    for block in blocks:
+        first, end = block.first, block.end
         rows = end - first
         folded = query[:, :, :, first:end].reshape(count * key_heads, per_key * rows, size)
         seen = keys[:, :, : prefix + end].reshape(count * key_heads, prefix + end, size)
         scores = torch.bmm(folded, seen.transpose(1, 2)).float().mul_(scale)
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
-        square = scores.view(count * key_heads, per_key, rows, prefix + end)[..., prefix + first :]
-        square.masked_fill_(hidden, float("-inf"))
+        scores.view(count * key_heads * per_key, rows, prefix + end)[..., prefix + first :].add_(block.bias)
         weights = torch.softmax(scores, -1).to(values.dtype)
         mixed = torch.bmm(weights, values[:, :, : prefix + end].reshape(count * key_heads, prefix + end, size))
         output[:, first:end] = mixed.view(count, key_heads, per_key, rows, size).permute(0, 3, 1, 2, 4)

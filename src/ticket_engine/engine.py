@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ticket_engine import attention, memory
+from ticket_engine import attention, last_layer, memory
 from ticket_engine.errors import ModelError, ScoringError, SettingsError
 from ticket_engine.label_trie import LabelTrie, build_trie
 from ticket_engine.labels import read_labels
@@ -253,6 +253,7 @@ def packed_view(model: PreTrainedModel) -> PreTrainedModel:
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     view = copy.deepcopy(model, shared)
     view.set_attn_implementation(attention.PACKED)
+    last_layer.finish_needed_rows_only(view.get_decoder())
     return view
 
 

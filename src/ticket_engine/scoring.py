@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from ticket_engine.attention import Group, PackedLayout
+from ticket_engine import last_layer
+from ticket_engine.attention import Group, PackedLayout, query_blocks
 from ticket_engine.errors import ScoringError
 from ticket_engine.label_trie import LabelTrie
 
@@ -66,10 +67,12 @@ def packed_hidden(model: PreTrainedModel, batch: Batch, prefix: PrefixCache, tri
         ``(tickets, hidden)`` and ``(tickets, nodes, hidden)``, in the model's dtype.
     """
     token_ids, positions, layout = pack(batch, prefix, trie)
-    hidden = decoder(model)(token_ids, position_ids=positions, use_cache=False, layout=layout).last_hidden_state[0]
     ends = torch.from_numpy(np.cumsum(batch.lengths + trie.nodes))
-    nodes = hidden[ends[:, None] - trie.nodes + torch.arange(trie.nodes)]
-    return hidden[ends - trie.nodes - 1], nodes
+    rows = ends[:, None] - trie.nodes - 1 + torch.arange(trie.nodes + 1)
+    with last_layer.needed_rows(rows.flatten()):
+        hidden = decoder(model)(token_ids, position_ids=positions, use_cache=False, layout=layout).last_hidden_state[0]
+    picked = hidden[rows]
+    return picked[:, 0], picked[:, 1:]
 
 
 def pack(batch: Batch, prefix: PrefixCache, trie: LabelTrie) -> tuple[Tensor, Tensor, PackedLayout]:
@@ -87,9 +90,10 @@ def pack(batch: Batch, prefix: PrefixCache, trie: LabelTrie) -> tuple[Tensor, Te
     edges = np.flatnonzero(np.diff(rows, prepend=-1))
     counts = np.diff(edges, append=len(rows))
     groups = tuple(
-        Group(int(starts[edge]), int(count), int(rows[edge])) for edge, count in zip(edges, counts, strict=True)
+        Group(int(starts[edge]), int(count), int(rows[edge]), query_blocks(int(rows[edge]), trie.ancestors))
+        for edge, count in zip(edges, counts, strict=True)
     )
-    layout = PackedLayout(groups, trie.nodes, torch.from_numpy(~trie.ancestors), prefix.keys, prefix.values)
+    layout = PackedLayout(groups, prefix.keys, prefix.values)
     return torch.from_numpy(ids)[None], torch.from_numpy(positions)[None], layout
 
 
