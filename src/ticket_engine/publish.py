@@ -4,6 +4,7 @@ Beside an output folder ``NAME`` lie, on the same file system::
 
     .NAME.lock      held while a run writes to NAME
     .NAME.work/     working folder of the run; made anew at each start
+    .NAME.old/      the run before, until the next is published: readers that are inside it can finish
     NAME.refused/   staged results of the last run that validation refused
 """
 
@@ -14,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -30,6 +31,11 @@ _RENAME_EXCHANGE = 2
 def working_folder(output: Path) -> Path:
     """Working folder of a run that publishes to ``output``."""
     return output.parent / f".{output.name}.work"
+
+
+def previous_folder(output: Path) -> Path:
+    """Where the run that was published before lies until the next one is."""
+    return output.parent / f".{output.name}.old"
 
 
 def refused_folder(output: Path) -> Path:
@@ -51,20 +57,18 @@ def claimed_output(output: Path) -> Iterator[Path]:
     if output.exists() and not _is_ours(output):
         raise OutputError(f"{output} exists and holds no {MANIFEST_FILE}: not a published run. Name another folder.")
     folder = working_folder(output)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(output.parent / f".{output.name}.lock", timeout=0)
-        with lock:
+    with ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(output.parent / f".{output.name}.lock", timeout=0))
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            try:
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    except Timeout:
-        raise OutputError(f"Another run is writing to {output}. Wait for it, or name another folder.") from None
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror}.") from error
+        except Timeout:
+            raise OutputError(f"Another run is writing to {output}. Wait for it, or name another folder.") from None
+        except OSError as error:
+            raise OutputError(f"{output} cannot be written: {error.strerror}.") from error
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
 
 
 def write_manifest(staged: Path, manifest: dict) -> None:
@@ -84,14 +88,18 @@ def read_manifest(output: Path) -> dict:
     """The manifest of a published folder.
 
     Raises:
-        InputError: The folder holds none, or it is not JSON.
+        InputError: The folder holds none, or it is not a run's.
     """
     try:
-        return json.loads((output / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest = json.loads((output / MANIFEST_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{output} holds no {MANIFEST_FILE}: not a published run.") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{output / MANIFEST_FILE} cannot be read: {type(error).__name__}.") from error
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+        raise InputError(f"{output / MANIFEST_FILE} does not list the files of a run.")
+    return manifest
 
 
 def find_damage(output: Path) -> list[str]:
@@ -101,9 +109,9 @@ def find_damage(output: Path) -> list[str]:
         path = output / name
         if not path.is_file():
             damage.append(f"{name} is missing")
-        elif _sha256(path) != expected["sha256"]:
+        elif _sha256(path) != expected.get("sha256"):
             damage.append(f"{name} was changed after it was published")
-        elif pq.read_metadata(path).num_rows != expected["rows"]:
+        elif pq.read_metadata(path).num_rows != expected.get("rows"):
             damage.append(f"{name} has another number of rows than its manifest says")
     for name in (PREDICTIONS_FILE, QUARANTINE_FILE):
         if not (output / name).is_file() and f"{name} is missing" not in damage:
@@ -116,18 +124,18 @@ def publish(staged: Path, output: Path) -> None:
 
     Where the kernel can, the two folders are exchanged atomically: a reader sees the old run or the new
     one. Elsewhere (not Linux, some network file systems) the old folder is moved aside first, and for
-    the moment between two renames there is none.
+    the moment between two renames there is none. The old folder stays until the next run is published.
     """
     _flush(staged)
+    previous = previous_folder(output)
+    shutil.rmtree(previous, ignore_errors=True)
     if not output.exists():
         staged.rename(output)
     elif _exchange(staged, output):
-        shutil.rmtree(staged, ignore_errors=True)
+        staged.rename(previous)
     else:
-        aside = staged.with_name(staged.name + ".old")
-        output.rename(aside)
+        output.rename(previous)
         staged.rename(output)
-        shutil.rmtree(aside, ignore_errors=True)
     _flush_folder(output.parent)
 
 
