@@ -71,8 +71,8 @@ def claimed_output(output: Path) -> Iterator[Path]:
         yield folder
 
 
-def write_manifest(staged: Path, manifest: dict) -> None:
-    """Write ``manifest.json`` into the staged folder, with hash, bytes and rows of each table beside it."""
+def write_manifest(staged: Path, manifest: dict) -> dict:
+    """Write ``manifest.json`` into the staged folder, with hash, bytes and rows of each table; the whole of it."""
     files = {}
     for path in sorted(staged.glob("*.parquet")):
         files[path.name] = {
@@ -80,8 +80,10 @@ def write_manifest(staged: Path, manifest: dict) -> None:
             "bytes": path.stat().st_size,
             "rows": pq.read_metadata(path).num_rows,
         }
-    text = json.dumps(manifest | {"files": files}, indent=2, ensure_ascii=False)
+    whole = manifest | {"files": files}
+    text = json.dumps(whole, indent=2, ensure_ascii=False)
     (staged / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+    return whole
 
 
 def read_manifest(output: Path) -> dict:

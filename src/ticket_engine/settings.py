@@ -1,8 +1,12 @@
 """The settings of one run: read once in the flow, passed down as values."""
 
-from typing import Literal
+from datetime import date
+from pathlib import Path
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ticket_engine.errors import SettingsError
 
 PRODUCTION_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 EMBEDDED_MODEL = "smollm2-135m"
@@ -113,3 +117,21 @@ class RunSettings(BaseModel):
     on_drift: Literal["warn", "fail"] = Field(
         default="warn", title="On drift", description="What a shifted label distribution does to the run."
     )
+
+    def resolved(self) -> Self:
+        """The same settings with date templates filled in and a store named.
+
+        Raises:
+            SettingsError: A template names something other than run_date, year, month or day.
+        """
+        day = date.fromisoformat(self.run_date) if self.run_date else date.today()
+        words = {"run_date": day.isoformat(), "year": f"{day:%Y}", "month": f"{day:%m}", "day": f"{day:%d}"}
+        try:
+            source, labels, output = (text.format_map(words) for text in (self.input, self.labels, self.output))
+        except (KeyError, ValueError, IndexError) as error:
+            raise SettingsError(
+                f"A path has a template that is not known ({error}). Allowed: {{run_date}}, {{year}}, {{month}}, {{day}}."
+            ) from None
+        store = self.store or str(Path(output).parent / ".ticket-store")
+        update = {"input": source, "labels": labels, "output": output, "store": store, "run_date": day.isoformat()}
+        return self.model_copy(update=update)

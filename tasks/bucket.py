@@ -1,0 +1,44 @@
+"""Bucket: what is known already, and batches and buckets of the rest."""
+
+from pathlib import Path
+
+from prefect import State, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed
+
+from tasks.timing import stage_seconds
+from ticket_engine.bucket_files import BucketPlan
+from ticket_engine.settings import RunSettings
+
+
+@task(name="find-scored", cache_policy=NO_CACHE)
+def find_scored(folder: Path, store: Path) -> State:
+    """Tickets that an earlier run scored; the task shows as Cached if there are any."""
+    from ticket_engine import stages
+
+    with stage_seconds(folder, "find_scored"):
+        summary = stages.find_scored(folder, store)
+    message = f"{summary.tickets} different tickets were scored before"
+    if summary.rejected_parts:
+        message += f"; {summary.rejected_parts} damaged parts are done again"
+    get_run_logger().info(message)
+    return Completed(name="Cached" if summary.tickets else "Completed", message=message, data=summary)
+
+
+@task(name="bucket", cache_policy=NO_CACHE)
+def bucket(settings: RunSettings, folder: Path) -> BucketPlan:
+    """Buckets of the tickets that still need scores, one file each in ``folder/buckets``."""
+    from ticket_engine import stages
+
+    with stage_seconds(folder, "bucket"):
+        plan = stages.plan(folder, batch_size=settings.batch_size, max_buckets=settings.max_buckets)
+    get_run_logger().info(
+        "%d tickets (%d different, %d known) in %d batches and %d buckets, padding overhead %.1f %%",
+        plan.tickets,
+        plan.distinct,
+        plan.stored,
+        plan.batches,
+        len(plan.buckets),
+        100 * plan.padding_overhead,
+    )
+    return plan

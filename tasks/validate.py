@@ -1,0 +1,57 @@
+"""Validate: gather, spot check by the reference, and the output contract. Nothing is published here."""
+
+from pathlib import Path
+
+import polars as pl
+from data_contracts.checks import check_predictions, check_tickets
+from data_contracts.reports import ContractReport
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from ticket_engine.reading import ReadSummary
+from ticket_engine.spot_check import SpotCheck, choose_sample, compare
+
+from tasks.timing import stage_seconds
+from ticket_engine.results import GatherSummary
+from ticket_engine.schemas import PREDICTIONS_FILE
+from ticket_engine.settings import RunSettings
+
+
+@task(name="check-tickets", cache_policy=NO_CACHE)
+def check_input(settings: RunSettings, folder: Path, summary: ReadSummary) -> ContractReport:
+    """The input contract, before any weights are loaded."""
+    with stage_seconds(folder, "check_tickets"):
+        report = check_tickets(folder, settings, summary)
+    get_run_logger().info("Input contract: %s", report.one_line())
+    return report
+
+
+@task(name="gather", cache_policy=NO_CACHE)
+def gather(folder: Path, store: Path) -> GatherSummary:
+    """All scores joined to the tickets, in input order."""
+    from ticket_engine import stages
+
+    with stage_seconds(folder, "gather"):
+        return stages.gather(folder, store)
+
+
+@task(name="spot-check", cache_policy=NO_CACHE)
+def spot_check(settings: RunSettings, folder: Path) -> SpotCheck:
+    """Sampled tickets scored again, one at a time, by the reference."""
+    from ticket_engine import stages
+    from ticket_engine.engine import read_spec
+
+    with stage_seconds(folder, "spot_check"):
+        predictions = pl.read_parquet(folder / PREDICTIONS_FILE)
+        sample = choose_sample(predictions, settings.spot_check, settings.seed)
+        result = compare(stages.rescore(folder, sample), read_spec(folder).tolerance, settings.seed)
+    get_run_logger().info("Spot check: %s", result.one_line())
+    return result
+
+
+@task(name="check-predictions", cache_policy=NO_CACHE)
+def check_output(settings: RunSettings, folder: Path, checked: SpotCheck) -> ContractReport:
+    """The output contract over all predictions and the spot check."""
+    with stage_seconds(folder, "check_predictions"):
+        report = check_predictions(folder, settings, checked)
+    get_run_logger().info("Output contract: %s", report.one_line())
+    return report

@@ -1,0 +1,73 @@
+"""Write: refuse, or put the run's files together and publish them in one step."""
+
+import shutil
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+from data_contracts.reports import DOCS_FOLDER, ContractReport
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
+
+from tasks.timing import read_seconds, stage_seconds
+from ticket_engine.errors import RefusedError
+from ticket_engine.publish import keep_refused, publish, write_manifest
+from ticket_engine.schemas import PREDICTIONS_FILE, QUARANTINE_FILE
+from ticket_engine.settings import RunSettings
+from ticket_engine.store import clean_store
+
+
+def refuse_unless(report: ContractReport, folder: Path, output: Path) -> None:
+    """Keep the staged files and end the run if a contract does not hold.
+
+    Raises:
+        RefusedError: Says which expectations failed and where the files are.
+    """
+    if report.passed:
+        return
+    staged = _stage(folder)
+    kept = keep_refused(staged, output)
+    _tell("refused", output, {"failed": [item.name for item in report.failed]})
+    raise RefusedError(f"Not published, stage {report.stage}: {report.one_line()}. Files and pages are kept in {kept}.")
+
+
+@task(name="write", cache_policy=NO_CACHE)
+def write(settings: RunSettings, folder: Path, results: tuple) -> dict:
+    """Publish the run's files and its manifest, and clean the store; the manifest."""
+    from ticket_engine.manifest import make_manifest
+
+    with stage_seconds(folder, "write"):
+        staged = _stage(folder)
+    manifest = make_manifest(settings, folder, [_plain(result) for result in results], read_seconds(folder))
+    manifest = {"created": datetime.now(UTC).isoformat(timespec="seconds")} | manifest
+    output = Path(settings.output)
+    manifest = write_manifest(staged, manifest)
+    publish(staged, output)
+    removed = clean_store(Path(settings.store), settings.store_days)
+    _tell("published", output, {"rows": manifest["rows"], "agreement": manifest["spot_check"]["agreement"]})
+    get_run_logger().info("Published to %s; %d old parts removed from the store", output, removed)
+    return manifest
+
+
+def _plain(value: object) -> dict:
+    return value.summary() if hasattr(value, "summary") else asdict(value)
+
+
+def _stage(folder: Path) -> Path:
+    """The files to publish, or to keep when refused, in a folder of their own."""
+    staged = folder / "staged"
+    staged.mkdir()
+    for name in (PREDICTIONS_FILE, QUARANTINE_FILE):
+        if (folder / name).is_file():
+            pl.scan_parquet(folder / name).sink_parquet(staged / name)
+    for name in (DOCS_FOLDER, "labels.png"):
+        if (folder / name).exists():
+            shutil.move(folder / name, staged / name)
+    return staged
+
+
+def _tell(what: str, output: Path, payload: dict) -> None:
+    resource = {"prefect.resource.id": f"classify-tickets.output.{output.name}", "prefect.resource.name": output.name}
+    emit_event(event=f"classify-tickets.{what}", resource=resource, payload=payload | {"output": str(output)})
