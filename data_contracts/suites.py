@@ -1,5 +1,6 @@
 """Expectation suites: read from JSON, run by Great Expectations, reported in plain values."""
 
+import importlib
 import json
 import logging
 import math
@@ -98,6 +99,8 @@ def _great_expectations():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import great_expectations as gx
+
+        importlib.import_module("data_contracts.expectations")  # registers ours
 
     logging.getLogger("great_expectations").setLevel(logging.ERROR)
     return gx

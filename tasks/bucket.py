@@ -11,7 +11,7 @@ from ticket_engine.bucket_files import BucketPlan
 from ticket_engine.settings import RunSettings
 
 
-@task(name="find-scored", cache_policy=NO_CACHE)
+@task(name="find-scored", task_run_name="find-scored", cache_policy=NO_CACHE)
 def find_scored(folder: Path, store: Path) -> State:
     """Tickets that an earlier run scored; the task shows as Cached if there are any."""
     from ticket_engine import stages
@@ -25,7 +25,7 @@ def find_scored(folder: Path, store: Path) -> State:
     return Completed(name="Cached" if summary.tickets else "Completed", message=message, data=summary)
 
 
-@task(name="bucket", cache_policy=NO_CACHE)
+@task(name="bucket", task_run_name="bucket", cache_policy=NO_CACHE)
 def bucket(settings: RunSettings, folder: Path) -> BucketPlan:
     """Buckets of the tickets that still need scores, one file each in ``folder/buckets``."""
     from ticket_engine import stages

@@ -39,7 +39,7 @@ def classify_bucket(bucket: Bucket, folder: Path, store: Path) -> State:
     return Completed(name="Cached" if result.reused else "Completed", message=message, data=result)
 
 
-@task(name="load-model", cache_policy=NO_CACHE)
+@task(name="load-model", task_run_name="load-model", cache_policy=NO_CACHE)
 def load_model(folder: Path) -> None:
     """Load the weights once and compare the fast scores with the reference on a few tickets."""
     from ticket_engine.engine import load_engine

@@ -12,6 +12,7 @@ from ticket_engine.settings import RunSettings
 
 @task(
     name="prepare-model",
+    task_run_name="prepare-model",
     cache_policy=NO_CACHE,
     retries=RETRIES,
     retry_delay_seconds=DELAYS,

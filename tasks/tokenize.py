@@ -9,7 +9,7 @@ from tasks.timing import stage_seconds
 from ticket_engine.tokenization import TokenizeSummary
 
 
-@task(name="tokenize", cache_policy=NO_CACHE)
+@task(name="tokenize", task_run_name="tokenize", cache_policy=NO_CACHE)
 def tokenize(folder: Path) -> TokenizeSummary:
     """Tokens of the run's tickets in ``folder/tokens.parquet``."""
     from ticket_engine import stages

@@ -3,20 +3,20 @@
 from pathlib import Path
 
 import polars as pl
-from data_contracts.checks import check_predictions, check_tickets
-from data_contracts.reports import ContractReport
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from ticket_engine.reading import ReadSummary
-from ticket_engine.spot_check import SpotCheck, choose_sample, compare
 
+from data_contracts.checks import check_predictions, check_tickets
+from data_contracts.reports import ContractReport
 from tasks.timing import stage_seconds
+from ticket_engine.reading import ReadSummary
 from ticket_engine.results import GatherSummary
 from ticket_engine.schemas import PREDICTIONS_FILE
 from ticket_engine.settings import RunSettings
+from ticket_engine.spot_check import SpotCheck, choose_sample, compare
 
 
-@task(name="check-tickets", cache_policy=NO_CACHE)
+@task(name="check-tickets", task_run_name="check-tickets", cache_policy=NO_CACHE)
 def check_input(settings: RunSettings, folder: Path, summary: ReadSummary) -> ContractReport:
     """The input contract, before any weights are loaded."""
     with stage_seconds(folder, "check_tickets"):
@@ -25,7 +25,7 @@ def check_input(settings: RunSettings, folder: Path, summary: ReadSummary) -> Co
     return report
 
 
-@task(name="gather", cache_policy=NO_CACHE)
+@task(name="gather", task_run_name="gather", cache_policy=NO_CACHE)
 def gather(folder: Path, store: Path) -> GatherSummary:
     """All scores joined to the tickets, in input order."""
     from ticket_engine import stages
@@ -34,7 +34,7 @@ def gather(folder: Path, store: Path) -> GatherSummary:
         return stages.gather(folder, store)
 
 
-@task(name="spot-check", cache_policy=NO_CACHE)
+@task(name="spot-check", task_run_name="spot-check", cache_policy=NO_CACHE)
 def spot_check(settings: RunSettings, folder: Path) -> SpotCheck:
     """Sampled tickets scored again, one at a time, by the reference."""
     from ticket_engine import stages
@@ -48,7 +48,7 @@ def spot_check(settings: RunSettings, folder: Path) -> SpotCheck:
     return result
 
 
-@task(name="check-predictions", cache_policy=NO_CACHE)
+@task(name="check-predictions", task_run_name="check-predictions", cache_policy=NO_CACHE)
 def check_output(settings: RunSettings, folder: Path, checked: SpotCheck) -> ContractReport:
     """The output contract over all predictions and the spot check."""
     with stage_seconds(folder, "check_predictions"):

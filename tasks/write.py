@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
-from data_contracts.reports import DOCS_FOLDER, ContractReport
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
+from data_contracts.reports import DOCS_FOLDER, ContractReport
 from tasks.timing import read_seconds, stage_seconds
 from ticket_engine.errors import RefusedError
 from ticket_engine.publish import keep_refused, publish, write_manifest
@@ -33,7 +33,7 @@ def refuse_unless(report: ContractReport, folder: Path, output: Path) -> None:
     raise RefusedError(f"Not published, stage {report.stage}: {report.one_line()}. Files and pages are kept in {kept}.")
 
 
-@task(name="write", cache_policy=NO_CACHE)
+@task(name="write", task_run_name="write", cache_policy=NO_CACHE)
 def write(settings: RunSettings, folder: Path, results: tuple) -> dict:
     """Publish the run's files and its manifest, and clean the store; the manifest."""
     from ticket_engine.manifest import make_manifest

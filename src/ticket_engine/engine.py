@@ -4,8 +4,10 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import threading
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,13 @@ from transformers import PreTrainedModel
 
 from ticket_engine import attention, last_layer, memory
 from ticket_engine.errors import ModelError, ScoringError, SettingsError
+from ticket_engine.features import Features, collect_features, decoder_segment
 from ticket_engine.label_trie import LabelTrie, build_trie
 from ticket_engine.labels import read_labels
 from ticket_engine.models import find_model, hash_model, load_tokenizer, load_weights
-from ticket_engine.probe import choose_speed
+from ticket_engine.probe import choose_speed, processors
 from ticket_engine.prompts import Prompt, build_prompt
-from ticket_engine.reference import reference_scores
+from ticket_engine.reference import own_scores, reference_scores
 from ticket_engine.scoring import Batch, PrefixCache, compute_prefix, label_scores, packed_hidden, padded_hidden
 from ticket_engine.settings import RunSettings
 
@@ -169,9 +172,11 @@ def _choose_execution(config, spec: EngineSpec) -> str:
     other = kinds - {"full_attention", "sliding_attention"}
     if other or getattr(config, "is_encoder_decoder", False) or not hasattr(config, "num_attention_heads"):
         best, reason = "sequential", f"its layers ({', '.join(sorted(other)) or 'unknown'}) are not plain attention"
-    elif windowed:
+    elif windowed or not _has_shared_attention(config):
         best = "padded" if all(len(ids) == 1 for ids in spec.prompt.label_ids) else "sequential"
-        reason = f"its sliding window of {window} tokens is shorter than the longest prompt of {longest}"
+        reason = "its attention is its own and not one of transformers' shared functions"
+        if windowed:
+            reason = f"its sliding window of {window} tokens is shorter than the longest prompt of {longest}"
     else:
         best, reason = "packed", ""
     order = ("packed", "padded", "sequential")
@@ -182,6 +187,14 @@ def _choose_execution(config, spec: EngineSpec) -> str:
     if order.index(spec.execution) < order.index(best):
         raise ModelError(f"Execution {spec.execution} is not exact for this model: {reason}. Use auto or {best}.")
     return spec.execution
+
+
+def _has_shared_attention(config) -> bool:
+    """Whether the model's attention is looked up in transformers' registry, where ours can take its place."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return getattr(model_class, "_supports_attention_backend", True)
 
 
 def _can_share_prefix(config, spec: EngineSpec) -> bool:
@@ -226,11 +239,34 @@ class Engine:
         log.warning("Out of memory with %d tickets in a pass: halved", len(tickets))
         return np.concatenate([self.score(tickets[:half]), self.score(tickets[half:])])
 
-    def _score(self, tickets: list[np.ndarray]) -> Tensor:
+    def _batch(self, tickets: list[np.ndarray]) -> Batch:
         front = [] if self.prefix.length else [np.asarray(self.spec.prompt.prefix_ids, dtype=np.int64)]
         ending = np.asarray(self.spec.prompt.ending_ids, dtype=np.int64)
         suffixes = [np.concatenate([*front, ids, ending]) for ids in tickets]
-        batch = Batch(np.concatenate(suffixes), np.array([len(ids) for ids in suffixes], dtype=np.int64))
+        return Batch(np.concatenate(suffixes), np.array([len(ids) for ids in suffixes], dtype=np.int64))
+
+    def features(self, tickets: list[np.ndarray], depths: tuple[int, ...]) -> list[Features]:
+        """Hidden states of tickets after each of ``depths`` layers (ascending), no deeper than the last.
+
+        Args:
+            tickets: Token ids of each ticket, without prompt, longest first.
+            depths: Numbers of layers, from 1 to all; all includes the final norm.
+
+        Raises:
+            ModelError: The execution is not packed.
+        """
+        if self._view is None:
+            raise ModelError(f"Hidden states need execution packed; this model runs {self.spec.execution}.")
+        batch = self._batch(tickets)
+        count = np.array([len(ids) for ids in tickets], dtype=np.int64)
+        first = np.full(len(tickets), 0 if self.prefix.length else len(self.spec.prompt.prefix_ids), dtype=np.int64)
+        segments = [decoder_segment(self._view, start, stop) for start, stop in pairwise((0, *depths))]
+        torch.set_num_threads(self.spec.threads)
+        with torch.inference_mode():
+            return collect_features(segments, batch, self.prefix, (first, count))
+
+    def _score(self, tickets: list[np.ndarray]) -> Tensor:
+        batch = self._batch(tickets)
         torch.set_num_threads(self.spec.threads)
         with torch.inference_mode():
             if self._view is not None:
@@ -243,8 +279,18 @@ class Engine:
         """The slow scorer's answer for one ticket, float32 ``(labels,)``."""
         prompt = self.spec.prompt
         whole = [*prompt.prefix_ids, *np.asarray(ids).tolist(), *prompt.ending_ids]
+        torch.set_num_threads(processors())
         with torch.inference_mode():
             return reference_scores(self._stock, whole, self.trie).numpy()
+
+    def distance_to_own_logits(self) -> float:
+        """Largest difference in probability between the reference and the model's own logits on a short prompt."""
+        prompt = self.spec.prompt
+        short = [*prompt.prefix_ids[:16], *prompt.ending_ids]
+        with torch.inference_mode():
+            ours = reference_scores(self._stock, short, self.trie)
+            own = own_scores(self._stock, short, prompt.label_ids)
+        return float((ours.exp() - own.exp()).abs().max())
 
 
 def packed_view(model: PreTrainedModel) -> PreTrainedModel:
@@ -269,7 +315,7 @@ _lock = threading.Lock()
 def load_engine(folder: Path) -> Engine:
     """The engine of a run's folder, loaded once a process.
 
-    Packed and padded passes are compared with the reference on a few tickets first.
+    The reference is compared with the model's own logits first, packed and padded passes with the reference.
 
     Raises:
         ModelError: The weights cannot be loaded, or the execution is not exact for this model.
@@ -289,6 +335,13 @@ def load_engine(folder: Path) -> Engine:
 
 def _check_exact(engine: Engine) -> None:
     spec = engine.spec
+    allowed = math.expm1(spec.tolerance)  # what the tolerance in log-probability is at most in probability
+    distance = engine.distance_to_own_logits()
+    if distance > allowed:
+        raise ModelError(
+            f"Label scores differ from this model's own by {distance:.3g} in probability; allowed: {allowed:.3g}. "
+            "Its output is made in a way that is not known here: choose another model."
+        )
     if spec.execution == "sequential":
         return
     vocabulary = np.array(spec.prompt.prefix_ids, dtype=np.int64)
@@ -304,8 +357,8 @@ def _check_exact(engine: Engine) -> None:
         ) from error
     slow = np.stack([engine.reference(ids) for ids in tickets])
     distance = float(np.abs(np.exp(fast) - np.exp(slow)).max())
-    if distance > 4 * spec.tolerance:
+    if distance > allowed:
         raise ModelError(
             f"Execution {spec.execution} differs from the reference by {distance:.3g} in probability for this model; "
-            f"allowed: {4 * spec.tolerance:.3g}. Use --execution padded or sequential."
+            f"allowed: {allowed:.3g}. Use --execution padded or sequential."
         )

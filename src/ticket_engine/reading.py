@@ -90,7 +90,9 @@ def read_tickets(
     """
     table = open_table(source)
     texts = _check_columns(table, id_column, text_columns)
-    ids = table.read([id_column], rows=limit)[id_column]
+    ids = table.read([id_column], rows=limit)[id_column].alias(
+        "id"
+    )  # Series methods take a name like ^x$ for a pattern
     repeated = ids.is_first_distinct().not_()
     rejected, lengths = [], []
     empty = _judge(table.schema.to_frame(), id_column, texts, repeated=repeated.clear(), start=0)

@@ -145,7 +145,7 @@ def label_scores(model: PreTrainedModel, last: Tensor, nodes: Tensor, trie: Labe
     nodes need the whole vocabulary.
 
     Args:
-        model: Gives the output matrix; bias and soft cap are applied where it has them.
+        model: Gives the output matrix; bias, scale and soft cap are applied where it has them.
         last: Hidden states after each ticket, ``(tickets, hidden)``.
         nodes: Hidden states at the label nodes, ``(tickets, nodes, hidden)``.
         trie: The labels.
@@ -189,5 +189,7 @@ def _logits(model: PreTrainedModel, hidden: Tensor, tokens: Tensor | None) -> Te
     else:
         bias = None if head.bias is None else head.bias[tokens].float()
         logits = nn.functional.linear(hidden.float(), head.weight[tokens].float(), bias)
-    softcap = getattr(model.config, "final_logit_softcapping", None)
+    config = model.config.get_text_config()
+    logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+    softcap = getattr(config, "final_logit_softcapping", None)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap

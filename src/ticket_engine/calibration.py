@@ -1,0 +1,133 @@
+"""Scores turned into probabilities that mean what they say, and the thresholds that rest on them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, stats
+
+from ticket_engine.errors import SettingsError
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.5, 200.0
+PROMISE_CONFIDENCE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Tickets whose confidence lies in ``(lower, upper]``: how many, how sure, how right."""
+
+    lower: float
+    upper: float
+    tickets: int
+    confidence: float
+    accuracy: float
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Natural log of the softmax over the last axis, in the dtype of ``scores``."""
+    shifted = scores - scores.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def fit_temperature(scores: np.ndarray, label_indices: np.ndarray) -> float:
+    """The factor on held-out scores that makes the true labels most likely (Guo et al. 2017, inverse).
+
+    ``log_softmax(factor * scores)`` is calibrated; ridge scores lie near 0 and 1, so it is above 1.
+
+    Args:
+        scores: Of rows that the fit did not see, ``(rows, labels)``.
+        label_indices: True labels, int ``(rows,)``.
+    """
+    rows = np.arange(len(scores))
+
+    def loss(log_factor: float) -> float:
+        return -float(log_softmax(np.exp(log_factor) * scores)[rows, label_indices].mean())
+
+    bounds = (np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE))
+    return float(np.exp(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x))
+
+
+def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> tuple[ReliabilityBin, ...]:
+    """Equal-width bins that hold at least one ticket, lowest confidence first."""
+    edges = np.linspace(0, 1, bins + 1)
+    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    made = []
+    for index in range(bins):
+        inside = place == index
+        if inside.any():
+            mean, right = float(confidence[inside].mean()), float(correct[inside].mean())
+            made.append(ReliabilityBin(float(edges[index]), float(edges[index + 1]), int(inside.sum()), mean, right))
+    return tuple(made)
+
+
+def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> float:
+    """Mean over tickets of ``|confidence - accuracy|`` of their bin; 0 is perfect."""
+    made = reliability(confidence, correct, bins)
+    return float(sum(b.tickets * abs(b.confidence - b.accuracy) for b in made) / max(len(confidence), 1))
+
+
+def lower_bound(right: np.ndarray, tickets: np.ndarray, confidence: float = PROMISE_CONFIDENCE) -> np.ndarray:
+    """One-sided Clopper-Pearson lower bound of a share; 0 where nothing is right."""
+    right, tickets = np.asarray(right, dtype=float), np.asarray(tickets, dtype=float)
+    bound = stats.beta.ppf(1 - confidence, np.maximum(right, 1), tickets - right + 1)
+    return np.where(right > 0, bound, 0.0)
+
+
+def precision_threshold(confidence: np.ndarray, correct: np.ndarray, precision: float) -> float | None:
+    """Least confidence at which an automatic label keeps a promised precision; None if none does.
+
+    The most tickets whose share of right labels has a lower bound (80 %, one-sided) of at least
+    ``precision``, measured on tickets that the fit did not see.
+
+    Args:
+        confidence: Highest label probability a held-out ticket.
+        correct: Whether its label was right, bool.
+        precision: Promised share of right labels, above 0 and below 1.
+
+    Raises:
+        SettingsError: ``precision`` is out of range.
+    """
+    if not 0 < precision < 1:
+        raise SettingsError(f"The promised precision is {precision}. Allowed: above 0 and below 1, such as 0.95.")
+    order = np.argsort(-confidence, kind="stable")
+    ordered = confidence[order]
+    bound = lower_bound(np.cumsum(correct[order]), np.arange(1, len(order) + 1))
+    last_of_value = np.append(ordered[1:] != ordered[:-1], True) if len(ordered) else np.zeros(0, dtype=bool)
+    kept = np.flatnonzero((bound >= precision) & last_of_value)
+    return float(ordered[kept[-1]]) if len(kept) else None
+
+
+def budget_threshold(confidence: np.ndarray, share: float) -> float:
+    """Confidence below which at most ``share`` of these tickets lie; tickets below it go to people.
+
+    Raises:
+        SettingsError: ``share`` is not within 0 and 1.
+    """
+    if not 0 <= share <= 1:
+        raise SettingsError(f"The review budget is {share}. Allowed: a share from 0 to 1, such as 0.1.")
+    count = int(np.floor(share * len(confidence) + 1e-9))
+    ordered = np.sort(confidence)
+    return float(ordered[count]) if count < len(ordered) else float("inf")
+
+
+def exit_threshold(
+    confidence: np.ndarray, correct: np.ndarray, deeper_correct: np.ndarray, allowed_loss: float
+) -> float | None:
+    """Least confidence at which a stage may decide a ticket; None if the stage should decide none.
+
+    Going down from the surest ticket, the tickets that the stage gets wrong and the deeper stage right,
+    less those the other way round, stay within ``allowed_loss`` of all tickets all along.
+
+    Args:
+        confidence: The stage's highest label probability on held-out tickets.
+        correct: Whether the stage's label is right.
+        deeper_correct: Whether the deepest stage's label is right.
+        allowed_loss: Share of all tickets, such as 0.0025.
+    """
+    order = np.argsort(-confidence, kind="stable")
+    ordered = confidence[order]
+    lost = np.cumsum(deeper_correct[order].astype(int) - correct[order].astype(int))
+    too_many = np.flatnonzero(lost > allowed_loss * len(order))
+    last = int(too_many[0]) if len(too_many) else len(order)
+    while 0 < last < len(order) and ordered[last - 1] == ordered[last]:
+        last -= 1
+    return float(ordered[last - 1]) if last > 0 else None
