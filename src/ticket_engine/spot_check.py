@@ -1,11 +1,12 @@
 """Which tickets the reference scores again, and what its answers prove.
 
-The sample has two parts. Tickets drawn at random within each bucket (strata) carry the statistics: a
-fault that hits one bucket meets at least one sampled ticket there. Tickets chosen on purpose, the
-smallest margins and the shortest and longest tickets, look where errors are likely; they count for
-agreement, but no rate is inferred from them.
+The sample has two parts. Tickets drawn at random within each bucket (strata) carry the statistics, and a
+fault that fills one bucket meets at least one of them. Tickets chosen on purpose (the smallest margins,
+the longest and the shortest) look where errors are likely: they count for agreement, but no rate is
+inferred from them, since they were not drawn by chance.
 """
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,9 @@ from scipy.stats import beta
 from ticket_engine.schemas import BUCKET_INDEX, LABEL, LOG_PROBS, MARGIN, TOKEN_LENGTH
 
 CHOSEN_FOR = "chosen_for"
-RANDOM = "random"
+BUCKET_TICKETS = "bucket_tickets"
+RANDOM, SMALLEST_MARGIN, LONGEST, SHORTEST = "random", "smallest margin", "longest", "shortest"
+KNOWN_BEFORE = "known before"  # the stratum of tickets that an earlier run scored
 MOST_EXAMPLES = 20
 
 
@@ -26,37 +29,43 @@ class SpotCheck:
     Attributes:
         sampled: Tickets scored again.
         agreed: Those with the same label.
-        near_ties: Those whose label differs, but whose log-probabilities of the two labels lie within
-            twice the tolerance of each other: rounding may decide either way.
+        near_ties: Those whose label differs only within the tolerance, see `compare`.
         disagreed: Those that really differ.
-        agreement: ``(sampled - disagreed) / sampled``, 1.0 for an empty sample.
-        random: Tickets of the sample that were drawn at random.
-        upper_bound: With ``confidence``, at most this share of all tickets differs (Clopper-Pearson on
-            the random part; near-ties do not count).
-        confidence: Of the bound.
+        agreement: ``1 - disagreed / sampled``; None if none was sampled.
+        drawn: Tickets of the sample that were drawn at random.
+        upper_bound: With ``confidence``, at most this share of all predictions really differs from the
+            reference; inferred from the drawn tickets only.
+        confidence: Of each bound.
+        worst_bucket_agreement: Lowest agreement of a bucket, None if none was sampled.
         largest_difference: Largest difference of a label's probability.
-        tolerance: In log-probability.
+        tolerance: Most by which rounding may move a log-probability.
         seed: Of the sample.
-        per_bucket: A row a bucket: ``bucket``, ``sampled``, ``disagreed``, ``upper_bound``.
-        disagreeing_ids: Examples.
+        per_bucket: A row a bucket: ``bucket, tickets, sampled, drawn, agreed, near_ties, disagreed, upper_bound``.
+        chosen_for: A row for drawn tickets and for each kind chosen on purpose: ``chosen_for, sampled, near_ties,
+            disagreed``.
+        disagreeing_ids: Up to 20.
     """
 
     sampled: int
     agreed: int
     near_ties: int
     disagreed: int
-    agreement: float
-    random: int
+    agreement: float | None
+    drawn: int
     upper_bound: float
     confidence: float
+    worst_bucket_agreement: float | None
     largest_difference: float
     tolerance: float
     seed: int
     per_bucket: tuple[dict, ...]
+    chosen_for: tuple[dict, ...]
     disagreeing_ids: tuple
 
     def one_line(self) -> str:
         """For a log."""
+        if not self.sampled:
+            return "no ticket was scored again"
         return (
             f"{self.agreed} of {self.sampled} agree, {self.near_ties} near-ties, {self.disagreed} disagree; "
             f"at most {self.upper_bound:.1%} of all differ"
@@ -64,105 +73,177 @@ class SpotCheck:
 
 
 def choose_sample(predictions: pl.DataFrame, size: int, seed: int) -> pl.DataFrame:
-    """Rows of the predictions to score again, with ``chosen_for`` behind them; no row twice.
+    """Rows of the predictions to score again, in their order, no row twice.
 
-    ``size`` tickets are drawn at random, spread over the buckets in proportion and at least one a
-    bucket (so more than ``size`` where there are more buckets). A quarter of ``size`` again goes to the
-    smallest margins, and the shortest and the longest ticket are added. Tickets known from an earlier
-    run form a bucket of their own.
+    ``max(size, buckets)`` tickets are drawn at random, spread over the buckets by `allot`: at least one from
+    each. Tickets known from an earlier run are a bucket of their own. On top come up to ``size / 4`` (rounded up)
+    that were not drawn: in turn the smallest margin, the longest, the shortest, then more smallest margins.
 
     Args:
-        predictions: The whole table.
+        predictions: The whole table; rows in a fixed order.
         size: 0 for no sample.
         seed: Same seed and table, same sample.
+
+    Returns:
+        The rows with ``chosen_for`` and ``bucket_tickets``, the number of predictions in the row's bucket.
     """
-    rows = predictions.with_row_index("row")
-    if not size or not len(rows):
-        return predictions.clear().with_columns(pl.lit(None, pl.String).alias(CHOSEN_FOR))
-    generator = np.random.default_rng(seed)
-    random_rows = []
-    strata = rows.select("row", BUCKET_INDEX).partition_by(BUCKET_INDEX, maintain_order=True)
-    for stratum, count in zip(strata, _shares([len(stratum) for stratum in strata], size), strict=True):
-        random_rows += generator.choice(stratum["row"].to_numpy(), count, replace=False).tolist()
-    chosen = dict.fromkeys(random_rows, RANDOM)
-    for row in rows.sort(MARGIN, "row")["row"].head(-(-size // 4)).to_list():
-        chosen.setdefault(row, "smallest margin")
-    by_length = rows.sort(TOKEN_LENGTH, "row")["row"]
-    chosen.setdefault(by_length[0], "shortest")
-    chosen.setdefault(by_length[-1], "longest")
-    picked = pl.DataFrame({"row": list(chosen), CHOSEN_FOR: list(chosen.values())}, schema_overrides={"row": pl.UInt32})
-    return rows.join(picked, on="row", how="inner", validate="1:1").drop("row")
+    rows = predictions.select(BUCKET_INDEX, MARGIN, TOKEN_LENGTH).with_row_index("row")
+    chosen: dict[int, str] = {}
+    if size and len(rows):
+        generator = np.random.default_rng(seed)
+        strata = rows.select("row", BUCKET_INDEX).sort(BUCKET_INDEX, "row").partition_by(BUCKET_INDEX)
+        for stratum, count in zip(strata, allot([len(stratum) for stratum in strata], size), strict=True):
+            chosen |= dict.fromkeys(generator.choice(stratum["row"].to_numpy(), count, replace=False).tolist(), RANDOM)
+        chosen |= _on_purpose(rows.filter(~pl.col("row").is_in(list(chosen))), -(-size // 4))
+    picked = sorted(chosen)
+    bucket_tickets = rows.select(pl.len().cast(pl.UInt32).over(BUCKET_INDEX)).to_series()
+    return predictions[picked].with_columns(
+        pl.Series(CHOSEN_FOR, [chosen[row] for row in picked], dtype=pl.String),
+        bucket_tickets[picked].alias(BUCKET_TICKETS),
+    )
 
 
-def _shares(sizes: list[int], total: int) -> list[int]:
-    """``total`` spread over strata in proportion to their sizes, at least 1 and at most all of each."""
-    whole = sum(sizes)
-    exact = [min(size, max(1.0, total * size / whole)) for size in sizes]
-    counts = [int(value) for value in exact]
-    by_rest = sorted(range(len(sizes)), key=lambda index: exact[index] - counts[index], reverse=True)
-    for index in by_rest:
-        if sum(counts) >= total:
-            break
-        counts[index] = min(sizes[index], counts[index] + 1)
+def _on_purpose(rest: pl.DataFrame, most: int) -> dict[int, str]:
+    """Rows where errors are likely, with the reason."""
+    margins = rest.sort(MARGIN, "row")["row"].head(most).to_list()
+    lengths = rest.sort(TOKEN_LENGTH, "row")["row"]
+    order = [(row, SMALLEST_MARGIN) for row in margins]
+    order[1:1] = [(lengths[-1], LONGEST), (lengths[0], SHORTEST)] if len(lengths) else []
+    chosen: dict[int, str] = {}
+    for row, reason in order:
+        if len(chosen) < most:
+            chosen.setdefault(row, reason)
+    return chosen
+
+
+def allot(sizes: list[int], total: int) -> list[int]:
+    """How many to draw from each stratum: ``max(total, strata)`` in all, or everything if there are fewer.
+
+    Each next draw goes to the stratum with the most tickets a draw (Adams' method of apportionment). So every
+    stratum has at least one, and the largest ``size / draws``, on which `stratified_bound` depends, is as
+    small as it can be.
+    """
+    counts = [min(1, size) for size in sizes]
+    queue = [(-float(size), index) for index, size in enumerate(sizes) if size > 1]
+    heapq.heapify(queue)
+    for _ in range(min(total, sum(sizes)) - sum(counts)):
+        _, index = heapq.heappop(queue)
+        counts[index] += 1
+        if counts[index] < sizes[index]:
+            heapq.heappush(queue, (-sizes[index] / counts[index], index))
     return counts
 
 
 def compare(scored: pl.DataFrame, tolerance: float, seed: int, *, confidence: float = 0.95) -> SpotCheck:
     """The findings of a spot check.
 
+    If rounding moves each log-probability by at most ``t``, then two scorers can name different labels ``a``
+    and ``b`` only where ``(mine[a] - mine[b]) + (theirs[b] - theirs[a]) <= 2 t``: a near-tie, counted apart.
+
     Args:
-        scored: The sample with ``reference_label`` and ``reference_log_probs``; first column the id.
-        tolerance: Most by which a log-probability may differ through rounding.
+        scored: Rows of `choose_sample` with ``reference_label`` and ``reference_log_probs``; first column the id.
+        tolerance: ``t``, natural log.
         seed: Of the sample, to be recorded.
-        confidence: Of the upper bound.
+        confidence: Of the upper bounds.
     """
+    mine, theirs, bad, tie = _differences(scored, tolerance)
+    outcome = scored.select(BUCKET_INDEX, BUCKET_TICKETS, CHOSEN_FOR).with_columns(
+        pl.Series("bad", bad, dtype=pl.Boolean),
+        pl.Series("tie", tie, dtype=pl.Boolean),
+        drawn=pl.col(CHOSEN_FOR) == RANDOM,
+    )
+    buckets = _per_bucket(outcome, confidence)
+    sampled, disagreed = len(scored), int(bad.sum())
+    return SpotCheck(
+        sampled=sampled,
+        agreed=sampled - disagreed - int(tie.sum()),
+        near_ties=int(tie.sum()),
+        disagreed=disagreed,
+        agreement=1 - disagreed / sampled if sampled else None,
+        drawn=int(outcome["drawn"].sum()),
+        upper_bound=stratified_bound(buckets, confidence),
+        confidence=confidence,
+        worst_bucket_agreement=min((1 - row["disagreed"] / row["sampled"] for row in buckets), default=None),
+        largest_difference=float(np.abs(np.exp(mine) - np.exp(theirs)).max(initial=0.0)),
+        tolerance=tolerance,
+        seed=seed,
+        per_bucket=tuple({name: value for name, value in row.items() if name != "drawn_bad"} for row in buckets),
+        chosen_for=tuple(
+            outcome.group_by(CHOSEN_FOR, maintain_order=True)
+            .agg(pl.len().alias("sampled"), pl.sum("tie").alias("near_ties"), pl.sum("bad").alias("disagreed"))
+            .sort(CHOSEN_FOR)
+            .to_dicts()
+        ),
+        disagreeing_ids=tuple(scored.filter(outcome["bad"])[scored.columns[0]].head(MOST_EXAMPLES).to_list()),
+    )
+
+
+def _differences(scored: pl.DataFrame, tolerance: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Both scorers' log-probabilities ``(sampled, labels)``, and which rows really differ or are near-ties."""
     labels = [field.name for field in scored.schema[LOG_PROBS].fields]
-    mine = scored[LOG_PROBS].struct.unnest().to_numpy().reshape(-1, len(labels))
-    theirs = scored["reference_log_probs"].explode().to_numpy().reshape(-1, len(labels))
+    mine = scored[LOG_PROBS].struct.unnest().to_numpy().astype(np.float64).reshape(-1, len(labels))
+    theirs = scored["reference_log_probs"].explode(empty_as_null=False).to_numpy().astype(np.float64)
+    theirs = theirs.reshape(-1, len(labels))
     index = {label: column for column, label in enumerate(labels)}
     first = np.array([index.get(label, -1) for label in scored[LABEL]], dtype=np.int64)
     second = np.array([index[label] for label in scored["reference_label"]], dtype=np.int64)
     rows = np.arange(len(scored))
+    gap = (mine[rows, first] - mine[rows, second]) + (theirs[rows, second] - theirs[rows, first])
     differs = first != second
-    gap = np.maximum(np.abs(mine[rows, first] - mine[rows, second]), np.abs(theirs[rows, first] - theirs[rows, second]))
     tie = differs & (first >= 0) & (gap <= 2 * tolerance)
-    bad = differs & ~tie
-    drawn = (scored[CHOSEN_FOR] == RANDOM).to_numpy()
-    outcome = scored.select(BUCKET_INDEX).with_columns(pl.Series("bad", bad), pl.Series("drawn", drawn))
-    return SpotCheck(
-        sampled=len(scored),
-        agreed=int((~differs).sum()),
-        near_ties=int(tie.sum()),
-        disagreed=int(bad.sum()),
-        agreement=1 - float(bad.mean()) if len(scored) else 1.0,
-        random=int(drawn.sum()),
-        upper_bound=upper_bound(int((bad & drawn).sum()), int(drawn.sum()), confidence),
-        confidence=confidence,
-        largest_difference=float(np.abs(np.exp(mine) - np.exp(theirs)).max()) if len(scored) else 0.0,
-        tolerance=tolerance,
-        seed=seed,
-        per_bucket=_per_bucket(outcome, confidence),
-        disagreeing_ids=tuple(scored.filter(pl.Series(bad))[scored.columns[0]].head(MOST_EXAMPLES).to_list()),
-    )
+    return mine, theirs, differs & ~tie, tie
 
 
-def _per_bucket(outcome: pl.DataFrame, confidence: float) -> tuple[dict, ...]:
+def _per_bucket(outcome: pl.DataFrame, confidence: float) -> list[dict]:
     rows = []
-    for (bucket,), part in sorted(
-        outcome.partition_by(BUCKET_INDEX, as_dict=True).items(), key=lambda item: (item[0][0] is None, item[0][0])
-    ):
+    for (bucket,), part in outcome.sort(BUCKET_INDEX, nulls_last=True).group_by(BUCKET_INDEX, maintain_order=True):
         drawn = part.filter("drawn")
-        bound = upper_bound(int(drawn["bad"].sum()), len(drawn), confidence)
-        name = "known before" if bucket is None else bucket
-        rows.append({"bucket": name, "sampled": len(part), "disagreed": int(part["bad"].sum()), "upper_bound": bound})
-    return tuple(rows)
+        tickets, ties, bad = part[BUCKET_TICKETS][0], int(part["tie"].sum()), int(part["bad"].sum())
+        rows.append(
+            {
+                "bucket": KNOWN_BEFORE if bucket is None else bucket,
+                "tickets": tickets,
+                "sampled": len(part),
+                "drawn": len(drawn),
+                "agreed": len(part) - ties - bad,
+                "near_ties": ties,
+                "disagreed": bad,
+                "drawn_bad": int(drawn["bad"].sum()),
+                "upper_bound": upper_bound(int(drawn["bad"].sum()), len(drawn), confidence, population=tickets),
+            }
+        )
+    return rows
 
 
-def upper_bound(errors: int, size: int, confidence: float = 0.95) -> float:
-    """One-sided Clopper-Pearson bound of an error rate, 1.0 for an empty sample.
+def stratified_bound(buckets: list[dict], confidence: float = 0.95) -> float:
+    """Upper bound of the error rate over all buckets from the tickets drawn in each; 1.0 if none were.
 
-    No errors in n give about ``3 / n`` at 95 %. Source: Clopper and Pearson, Biometrika 26 (1934).
+    With ``x`` errors among ``n`` drawn, ``q = sum(n_h p_h) / n`` is the expected error rate of the sample and
+    ``p = sum(N_h p_h) / N`` that of the table, so ``p <= r q`` with ``r = max(N_h n / (n_h N))``. The number
+    of errors of independent draws with unequal rates spreads less than binomial (Hoeffding, Ann. Math. Stat.
+    27, 1956), so the Clopper-Pearson bound of ``q`` holds, and ``r`` times it bounds ``p``. Drawing in
+    proportion gives an ``r`` near 1.
+
+    Args:
+        buckets: ``tickets`` (``N_h``), ``drawn`` (``n_h``) and ``drawn_bad`` of every bucket of the table.
+        confidence: Of the bound.
     """
-    if size == 0 or errors >= size:
+    drawn, tickets = sum(row["drawn"] for row in buckets), sum(row["tickets"] for row in buckets)
+    if not drawn:
         return 1.0
-    return float(beta.ppf(confidence, errors + 1, size - errors))
+    ratio = max(row["tickets"] * drawn / (row["drawn"] * tickets) for row in buckets)
+    bound = upper_bound(sum(row["drawn_bad"] for row in buckets), drawn, confidence, population=tickets)
+    return min(1.0, ratio * bound)
+
+
+def upper_bound(errors: int, drawn: int, confidence: float = 0.95, *, population: int | None = None) -> float:
+    """One-sided Clopper-Pearson bound of an error rate, 1.0 if nothing was drawn.
+
+    No errors in n give about ``3 / n`` at 95 %. If the whole population was drawn, its rate is known. Source:
+    Clopper and Pearson, Biometrika 26 (1934).
+    """
+    if drawn and drawn == population:
+        return errors / drawn
+    if errors >= drawn:
+        return 1.0
+    return float(beta.ppf(confidence, errors + 1, drawn - errors))
