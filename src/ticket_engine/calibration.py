@@ -9,6 +9,7 @@ from ticket_engine.errors import SettingsError
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.5, 200.0
 PROMISE_CONFIDENCE = 0.8
+EXIT_ERRORS = 1.0  # standard errors added to the loss of leaving early
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,10 @@ def exit_threshold(
 ) -> float | None:
     """Least confidence at which a stage may decide a ticket; None if the stage should decide none.
 
-    Going down from the surest ticket, the tickets that the stage gets wrong and the deeper stage right,
-    less those the other way round, stay within ``allowed_loss`` of all tickets all along.
+    Going down from the surest ticket, ``lost - gained + sqrt(lost + gained)`` stays within
+    ``allowed_loss`` of all tickets all along: tickets that the stage gets wrong and the deeper stage
+    right, less those the other way round, plus one standard error. Without the error term few rows gave
+    lucky thresholds (docs/log.md).
 
     Args:
         confidence: The stage's highest label probability on held-out tickets.
@@ -125,8 +128,9 @@ def exit_threshold(
     """
     order = np.argsort(-confidence, kind="stable")
     ordered = confidence[order]
-    lost = np.cumsum(deeper_correct[order].astype(int) - correct[order].astype(int))
-    too_many = np.flatnonzero(lost > allowed_loss * len(order))
+    difference = deeper_correct[order].astype(int) - correct[order].astype(int)
+    loss = np.cumsum(difference) + EXIT_ERRORS * np.sqrt(np.cumsum(np.abs(difference)))
+    too_many = np.flatnonzero(loss > allowed_loss * len(order))
     last = int(too_many[0]) if len(too_many) else len(order)
     while 0 < last < len(order) and ordered[last - 1] == ordered[last]:
         last -= 1

@@ -24,10 +24,7 @@ ARRAYS_FILE, TEXT_FILE = "head.safetensors", "head.json"
 
 
 def save_head(head: Head, folder: Path) -> None:
-    """Write a head; a reader sees the old one or the new one whole.
-
-    The description carries the hash of the numbers and is put in place last, so a half-written pair is
-    refused by `load_head`.
+    """Write a head. The description carries the hash of the numbers: `load_head` refuses a half-written pair.
 
     Raises:
         OutputError: The folder cannot be written.

@@ -1,0 +1,311 @@
+"""Fit a head on labelled tickets: depth, blend, strength, temperature and thresholds, all on held-out rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ticket_engine.calibration import exit_threshold, expected_calibration_error, fit_temperature, log_softmax
+from ticket_engine.errors import HeadError, SettingsError
+from ticket_engine.head_designs import (
+    NEVER,
+    Design,
+    FittingRows,
+    blocks_of_depth,
+    candidate_depths,
+    fit_stage,
+    make_design,
+    raw_scores,
+)
+from ticket_engine.heads import Block, Head, HeadIdentity, Stage
+from ticket_engine.ridge import decompose, fit_ridge
+
+FOLDS = 5
+MOST_HELD_OUT = 2000  # rows that are held out in turn; with more labels the rest only trains
+MOST_ROWS = 5000
+FEWEST_ROWS = 10  # below, nothing can be measured: no temperature, no thresholds
+FEW_ROWS = 50  # below, labels cannot be told from random ones: nothing is refused
+DEPTH_ROWS = 200  # below, depths cannot be told apart (100 rows: auto 0.709, deepest 0.728): auto takes the deepest
+UNMEASURED_TEMPERATURE = 6.0
+PERMUTATIONS = 199
+PERMUTATION_ROWS = 500
+CHANCE = 0.01
+LEAST_LEAVING = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class FitRule:
+    """How a head is chosen.
+
+    Attributes:
+        depth: ``auto`` (the cheapest depth that the best does not beat by one standard error),
+            ``best`` (the least held-out log loss) or a number of layers.
+        layers: Of the model.
+        allowed_loss: Accuracy that leaving early may cost against the last stage, all in all.
+        unproven: Fit even where the labels cannot be told from random ones.
+        seed: Of folds and permutations.
+    """
+
+    layers: int
+    depth: str | int = "auto"
+    allowed_loss: float = 0.005
+    unproven: bool = False
+    seed: int = 0
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depths whose hidden states the pass must collect."""
+        if isinstance(self.depth, int):
+            if not 0 <= self.depth <= self.layers:
+                raise SettingsError(f"The depth is {self.depth}. Allowed: auto, best, or 0 to {self.layers} layers.")
+            return tuple(sorted({d for d in candidate_depths(self.layers) if d < self.depth} | ({self.depth} - {0})))
+        return candidate_depths(self.layers)
+
+    def blocks(self, depth: int) -> tuple[Block, ...]:
+        """What a stage of this depth reads."""
+        return blocks_of_depth(depth, self.depths, self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Answers of every depth on tickets that its fit did not see.
+
+    Attributes:
+        rows: Which tickets, int64.
+        log_probs: Calibrated, float64 ``(rows, labels)`` a depth.
+        temperatures: One a depth.
+        truth: int64 ``(rows,)``.
+    """
+
+    rows: np.ndarray
+    log_probs: Mapping[int, np.ndarray]
+    temperatures: Mapping[int, float]
+    truth: np.ndarray
+
+    def loss(self, depth: int) -> np.ndarray:
+        """Minus the log-probability of the true label, ``(rows,)``."""
+        return -self.log_probs[depth][np.arange(len(self.truth)), self.truth]
+
+    def correct(self, depth: int) -> np.ndarray:
+        """Whether the likeliest label is the true one, bool ``(rows,)``."""
+        return self.log_probs[depth].argmax(1) == self.truth
+
+    def confidence(self, depth: int) -> np.ndarray:
+        """Highest label probability, ``(rows,)``."""
+        return np.exp(self.log_probs[depth].max(1))
+
+
+def fit_head(
+    tickets: FittingRows, label_rows: FittingRows, labels: Sequence[str], *, rule: FitRule, identity: HeadIdentity
+) -> Head:
+    """A head for these tickets.
+
+    Args:
+        tickets: With hidden states at ``rule.depths``; rows labelled -1 only help the scaling.
+        label_rows: One or more rows for every label: descriptions, examples.
+        labels: Class ids in order.
+        rule: How to choose.
+        identity: What the head will belong to.
+
+    Raises:
+        HeadError: The labels cannot be told from random ones, or too few rows to fit anything.
+    """
+    labelled, background = _split(tickets, rule)
+    enough = len(labelled.texts) >= FEWEST_ROWS
+    if len(labelled.texts) + len(background.texts) < 2:
+        raise HeadError("Fitting needs at least 2 tickets, better 20 or more, labelled or not. None were given.")
+    design = make_design(labelled, label_rows, len(labels), background)
+    held_out = hold_out(labelled, label_rows, background, labels=len(labels), rule=rule) if enough else None
+    last = choose_depth(held_out, rule)
+    chance = _chance_of_random_labels(design, rule.blocks(last), rule.seed) if enough else None
+    if chance is not None and chance > CHANCE and len(labelled.texts) >= FEW_ROWS and not rule.unproven:
+        raise HeadError(_unlearnable(labelled, labels, held_out, last))
+    thresholds = choose_thresholds(held_out, last, rule)
+    stages = []
+    for depth, threshold in thresholds.items():
+        stage, _ = fit_stage(design, depth, rule.blocks(depth), rule.seed)
+        temperature = held_out.temperatures[depth] if held_out else UNMEASURED_TEMPERATURE
+        stages.append(_finished(stage, temperature, threshold))
+    confidence, correct, leaving = staged_answers(held_out, thresholds)
+    used = {block for stage in stages for block in stage.hidden_weights}
+    return Head(
+        labels=tuple(labels),
+        identity=identity,
+        lexicon=design.lexicon,
+        scalings={block: design.scalings[block] for block in sorted(used)},
+        stages=tuple(stages),
+        held_out_confidence=confidence.astype(np.float32),
+        held_out_correct=correct,
+        report=_report(labelled, labels, held_out, chance=chance, leaving=leaving, rule=rule),
+    )
+
+
+def hold_out(
+    tickets: FittingRows, label_rows: FittingRows, background: FittingRows, *, labels: int, rule: FitRule
+) -> HeldOut:
+    """Answers of every depth, each ticket left out of its fit in turn, blend and strength chosen without it."""
+    rng = np.random.default_rng(rule.seed)
+    rows = np.sort(rng.permutation(len(tickets.texts))[:MOST_HELD_OUT])
+    fold_of = stratified_folds(tickets.label_indices[rows], min(FOLDS, len(rows)), rng)
+    depths = (0, *rule.depths)
+    scores = {depth: np.zeros((len(rows), labels)) for depth in depths}
+    for fold in range(fold_of.max() + 1):
+        inside = fold_of == fold
+        kept = np.setdiff1d(np.arange(len(tickets.texts)), rows[inside])
+        design = make_design(tickets.take(kept), label_rows, labels, background)
+        left = tickets.take(rows[inside])
+        for depth in depths:
+            stage, _ = fit_stage(design, depth, rule.blocks(depth), rule.seed)
+            scores[depth][inside] = raw_scores(stage, design, left)
+    truth = tickets.label_indices[rows]
+    temperatures = {depth: fit_temperature(values, truth) for depth, values in scores.items()}
+    log_probs = {depth: log_softmax(temperatures[depth] * values) for depth, values in scores.items()}
+    return HeldOut(rows, log_probs, temperatures, truth)
+
+
+def choose_depth(held_out: HeldOut | None, rule: FitRule) -> int:
+    """Depth of the last stage; the deepest where nothing could be measured."""
+    if isinstance(rule.depth, int):
+        return rule.depth
+    if held_out is None or (rule.depth == "auto" and len(held_out.rows) < DEPTH_ROWS):
+        return rule.layers
+    losses = {depth: held_out.loss(depth) for depth in sorted(held_out.log_probs)}
+    best = min(losses, key=lambda depth: losses[depth].mean())
+    if rule.depth == "best":
+        return best
+    if rule.depth != "auto":
+        raise SettingsError(f"The depth is {rule.depth!r}. Allowed: auto, best, or 0 to {rule.layers} layers.")
+    for depth, loss in losses.items():
+        behind = loss - losses[best]
+        if behind.mean() <= behind.std(ddof=1) / np.sqrt(len(behind)):
+            return depth
+    return best
+
+
+def choose_thresholds(held_out: HeldOut | None, last: int, rule: FitRule) -> dict[int, float]:
+    """Depths of the stages, growing, with the confidence at which each decides; 0 at the last.
+
+    Stage 0 is always there. One more stands before the last where it decides at least 5 % of the tickets.
+    Both together may cost ``rule.allowed_loss`` of accuracy against sending every ticket to the last.
+    """
+    if last == 0:
+        return {0: 0.0}
+    if held_out is None:
+        return {0: NEVER, last: 0.0}
+    final = held_out.correct(last)
+    thresholds: dict[int, float] = {}
+    open_rows = np.ones(len(final), dtype=bool)
+    between = [depth for depth in rule.depths if depth < last]
+    middle = between[min(1, len(between) - 1)] if between else None
+    for depth in (0, middle):
+        if depth is None:
+            continue
+        confidence = held_out.confidence(depth)
+        allowed = rule.allowed_loss / 2 * len(final) / max(int(open_rows.sum()), 1)
+        threshold = exit_threshold(confidence[open_rows], held_out.correct(depth)[open_rows], final[open_rows], allowed)
+        leaving = open_rows & (confidence >= (NEVER if threshold is None else threshold))
+        if leaving.mean() >= LEAST_LEAVING:
+            thresholds[depth] = float(threshold)
+            open_rows &= ~leaving
+        elif depth == 0:
+            thresholds[depth] = NEVER
+    return {**thresholds, last: 0.0}
+
+
+def staged_answers(
+    held_out: HeldOut | None, thresholds: Mapping[int, float]
+) -> tuple[np.ndarray, np.ndarray, dict[int, float]]:
+    """Confidence and correctness of the staged decision on held-out rows, and the share deciding at each depth."""
+    if held_out is None:
+        return np.zeros(0), np.zeros(0, dtype=bool), {}
+    confidence, correct = np.zeros(len(held_out.truth)), np.zeros(len(held_out.truth), dtype=bool)
+    open_rows = np.ones(len(correct), dtype=bool)
+    leaving = {}
+    for depth, threshold in thresholds.items():
+        own = held_out.confidence(depth)
+        here = open_rows & (own >= threshold)
+        confidence[here], correct[here] = own[here], held_out.correct(depth)[here]
+        leaving[depth] = float(here.mean())
+        open_rows &= ~here
+    return confidence, correct, leaving
+
+
+def stratified_folds(label_indices: np.ndarray, folds: int, rng: np.random.Generator) -> np.ndarray:
+    """Fold of each row, int64: every label spread over the folds as evenly as can be."""
+    order = rng.permutation(len(label_indices))
+    order = order[np.argsort(label_indices[order], kind="stable")]
+    fold_of = np.empty(len(order), dtype=np.int64)
+    fold_of[order] = np.arange(len(order)) % folds
+    return fold_of
+
+
+def _split(tickets: FittingRows, rule: FitRule) -> tuple[FittingRows, FittingRows]:
+    has_label = tickets.label_indices >= 0
+    rows = np.flatnonzero(has_label)
+    if len(rows) > MOST_ROWS:
+        rows = np.sort(np.random.default_rng(rule.seed).choice(rows, MOST_ROWS, replace=False))
+    return tickets.take(rows), tickets.take(np.flatnonzero(~has_label))
+
+
+def _finished(stage: Stage, temperature: float, threshold: float) -> Stage:
+    return Stage(
+        stage.depth, stage.lexical_weights, stage.hidden_weights, stage.bias, float(temperature), float(threshold)
+    )
+
+
+def _chance_of_random_labels(design: Design, blocks: Sequence[Block], seed: int) -> float:
+    """Share of random orders of the labels that texts predict as well as the true order (permutation test)."""
+    rng = np.random.default_rng(seed)
+    tickets = int(design.counted.sum())
+    rows = np.sort(rng.permutation(tickets)[:PERMUTATION_ROWS])
+    rows = np.concatenate([rows, np.arange(tickets, len(design.counted))])
+    shares = {None: 0.5 if blocks else 1.0, **{block: 0.5 / len(blocks) for block in blocks}}
+    made, counted = decompose(design.kernel(shares, rows)), design.counted[rows]
+    targets = design.targets[rows]
+    true = fit_ridge(made, targets, counted=counted).error
+    as_good = 0
+    for _ in range(PERMUTATIONS):
+        shuffled = targets.copy()
+        shuffled[counted] = targets[counted][rng.permutation(int(counted.sum()))]
+        as_good += fit_ridge(made, shuffled, counted=counted).error <= true
+    return (1 + as_good) / (1 + PERMUTATIONS)
+
+
+def _unlearnable(tickets: FittingRows, labels: Sequence[str], held_out: HeldOut, depth: int) -> str:
+    counts = np.bincount(tickets.label_indices, minlength=len(labels))
+    right, most = float(held_out.correct(depth).mean()), counts.max() / counts.sum()
+    return (
+        f"Nothing can be learnt from these {len(tickets.texts)} labels: held-out accuracy is {right:.2f}, always answering "
+        f"{labels[int(counts.argmax())]} gives {most:.2f}, and labels in random order fit the texts as well. "
+        "Check the label column, or give more rows; --unproven fits all the same."
+    )
+
+
+def _report(tickets, labels, held_out: HeldOut | None, *, chance, leaving, rule: FitRule) -> dict[str, object]:
+    counts = np.bincount(tickets.label_indices, minlength=len(labels)) if len(tickets.texts) else np.zeros(len(labels))
+    made: dict[str, object] = {
+        "labelled_tickets": len(tickets.texts),
+        "label_counts": {label: int(count) for label, count in zip(labels, counts, strict=True)},
+        "labels_without_tickets": [label for label, count in zip(labels, counts, strict=True) if count == 0],
+        "layers": rule.layers,
+        "depth_rule": rule.depth,
+        "chance_of_random_labels": chance,
+    }
+    if held_out is None:
+        return made
+    made["held_out"] = {
+        str(depth): {
+            "accuracy": float(held_out.correct(depth).mean()),
+            "log_loss": float(held_out.loss(depth).mean()),
+            "calibration_error": expected_calibration_error(held_out.confidence(depth), held_out.correct(depth)),
+        }
+        for depth in held_out.log_probs
+    }
+    made["share_deciding"] = {str(depth): share for depth, share in leaving.items()}
+    open_share, cost = 1.0, 0.0
+    reached = 0
+    for depth, share in leaving.items():
+        cost += open_share * (depth - reached) / rule.layers
+        reached, open_share = depth, open_share - share
+    made["share_of_full_depth"] = cost
+    return made
