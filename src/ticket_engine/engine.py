@@ -324,9 +324,9 @@ def load_engine(folder: Path) -> Engine:
     key = (spec.score_key, spec.threads)
     with _lock:
         if key not in _engines:
-            memory.keep_freed_memory()
             torch.set_num_threads(spec.threads)
             engine = Engine(spec, load_weights(Path(spec.model_folder), spec.dtype))
+            memory.keep_freed_memory()
             _check_exact(engine)
             _engines.clear()
             _engines[key] = engine

@@ -1,0 +1,1 @@
+"""Benchmarks: speed and label quality, measured, never asserted in a test."""
