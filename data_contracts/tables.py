@@ -1,0 +1,158 @@
+"""The tables and figures that the contracts judge: derived columns of a run's files, never ticket text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+
+from ticket_engine.reading import ReadSummary
+from ticket_engine.schemas import (
+    ID_TYPES,
+    INPUT_INDEX,
+    IS_TRUNCATED,
+    LABEL,
+    LOG_PROBS,
+    MARGIN,
+    PROBABILITY,
+    QUARANTINE_FILE,
+    REASON,
+    TEXT,
+    TOKEN_LENGTH,
+)
+
+TICKETS_FILE, UNREAD_FILE, TOKENS_FILE = "tickets.parquet", "unread.parquet", "tokens.parquet"
+TICKET_ID, CHARACTERS, OUTCOME = "ticket_id", "characters", "outcome"
+PROBABILITY_SUM, FITS_SCORES = "probability_sum", "fits_scores"
+PREDICTED, QUARANTINED, LOST, DOUBLED, STRANGE = "predicted", "quarantined", "lost", "doubled", "not in the input"
+NO_LABEL = "(none)"
+NOT_A_NUMBER = -1.0  # stands for a missing or non-finite score: Great Expectations leaves nulls out
+CHUNK_ROWS = 32_768  # 20 MB of float64 scores for 77 labels
+ROUNDING = 1e-4  # of float32 probabilities
+
+
+def ticket_table(folder: Path, id_column: str) -> pl.DataFrame:
+    """``ticket_id``, ``characters``, ``token_length`` and ``is_truncated`` of a run's tickets.
+
+    Both token columns are null for tickets that could not be tokenized.
+    """
+    tickets = pl.scan_parquet(folder / TICKETS_FILE).select(
+        pl.selectors.by_name(id_column).alias(TICKET_ID), INPUT_INDEX, pl.col(TEXT).str.len_chars().alias(CHARACTERS)
+    )
+    tokens = pl.scan_parquet(folder / TOKENS_FILE).select(INPUT_INDEX, TOKEN_LENGTH, IS_TRUNCATED)
+    joined = tickets.join(tokens, on=INPUT_INDEX, how="left", maintain_order="left")
+    return joined.drop(INPUT_INDEX).collect(engine="streaming")
+
+
+def ticket_figures(table: pl.DataFrame, folder: Path, id_column: str, summary: ReadSummary) -> dict:
+    """Figures of the input contract, by the names that a suite uses; a share of nothing is None."""
+    tokenized = table[TOKEN_LENGTH].count()
+    schema = pl.scan_parquet(folder / QUARANTINE_FILE).collect_schema()
+    texts = ["String", "Categorical", "Enum", "Null"]
+    return {
+        "rows": summary.rows,
+        "tickets": len(table),
+        "quarantined": summary.rows - tokenized,
+        "quarantine_rate": (summary.rows - tokenized) / summary.rows if summary.rows else None,
+        "truncated": int(table[IS_TRUNCATED].sum()),
+        "truncated_rate": table[IS_TRUNCATED].mean(),
+        "median_characters": table[CHARACTERS].median(),
+        "same_length_rate": table[CHARACTERS].value_counts()["count"].max() / len(table) if len(table) else None,
+        "input_columns": {name: str(kind)[:100] for name, kind in schema.items() if name != REASON},
+        "needed_columns": {id_column: [str(kind()) for kind in ID_TYPES]} | dict.fromkeys(summary.text_columns, texts),
+    }
+
+
+def input_ids(folder: Path, id_column: str) -> pl.Series:
+    """Id of every input row, nulls and repeated ids included."""
+    parts = [pl.read_parquet(folder / name, columns=[id_column]) for name in (TICKETS_FILE, UNREAD_FILE)]
+    return pl.concat(parts)[id_column].alias(TICKET_ID)
+
+
+def prediction_table(path: Path, id_column: str) -> pl.DataFrame:
+    """What the output contract judges of each prediction.
+
+    Returns:
+        ``ticket_id``, ``label``, ``probability``, ``margin``; ``probability_sum``, the sum of the exponentials of
+        the log-probabilities; and ``fits_scores``: whether label, probability and margin follow from them
+        (``yes``, or the name of the first that does not; null where one of them is broken in itself).
+        Missing and non-finite numbers are -1, a missing label is ``(none)``.
+    """
+    file = pq.ParquetFile(path)
+    columns = [id_column, LABEL, PROBABILITY, MARGIN, LOG_PROBS]
+    return pl.concat([_judged(frame, id_column) for frame in _chunks(file, columns)])
+
+
+def _chunks(file: pq.ParquetFile, columns: list[str]) -> Iterator[pl.DataFrame]:
+    """Frames of at most `CHUNK_ROWS` rows; one empty frame if the file is empty."""
+    if file.metadata.num_rows == 0:
+        yield pl.from_arrow(file.read(columns))
+    for batch in file.iter_batches(CHUNK_ROWS, columns=columns):
+        yield pl.from_arrow(batch)
+
+
+def _judged(frame: pl.DataFrame, id_column: str) -> pl.DataFrame:
+    labels = [field.name for field in frame.schema[LOG_PROBS].fields]
+    scores = frame[LOG_PROBS].struct.unnest().to_numpy().astype(np.float64).reshape(len(frame), len(labels))
+    numbers = [pl.col(name).fill_null(NOT_A_NUMBER).fill_nan(NOT_A_NUMBER) for name in (PROBABILITY, MARGIN)]
+    judged = frame.select(pl.selectors.by_name(id_column).alias(TICKET_ID), pl.col(LABEL).fill_null(NO_LABEL), *numbers)
+    finite = np.isfinite(scores).all(axis=1)
+    probabilities = np.exp(np.where(finite[:, None], scores, -np.log(len(labels))))
+    total = probabilities.sum(axis=1)
+    second, first = np.sort(probabilities, axis=1)[:, -2:].T
+    index = judged[LABEL].cast(pl.Enum(labels), strict=False).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
+    probability, margin = judged[PROBABILITY].to_numpy(), judged[MARGIN].to_numpy()
+    whole = finite & (index >= 0) & (np.abs(total - 1) <= 1e-3)
+    whole &= (probability >= 0) & (probability <= 1 + ROUNDING) & (margin >= 0) & (margin <= 1 + ROUNDING)
+    mine = probabilities[np.arange(len(frame)), index]
+    wrong = {
+        LABEL: mine < first,
+        PROBABILITY: np.abs(probability - first) > ROUNDING,
+        MARGIN: np.abs(margin - (first - second)) > ROUNDING,
+    }
+    fits = np.select([~whole, *wrong.values()], [None, *wrong], "yes")
+    return judged.with_columns(
+        pl.Series(PROBABILITY_SUM, np.where(finite, total, NOT_A_NUMBER)), pl.Series(FITS_SCORES, fits, dtype=pl.String)
+    )
+
+
+def outcome_table(expected: pl.Series, predictions: pl.DataFrame, quarantined: pl.Series) -> pl.DataFrame:
+    """One row an outcome, and one for each input row without: predictions first, then quarantine, then lost rows.
+
+    ``outcome`` is ``predicted`` or ``quarantined``; ``doubled`` for an outcome more than the input has rows of
+    that id, and for a second prediction of an id; ``not in the input``; or ``lost``. So a complete run has as many
+    rows as its input.
+
+    Args:
+        expected: Id of every input row.
+        predictions: From `prediction_table`.
+        quarantined: Id of every row in quarantine.
+    """
+    counts = expected.alias(TICKET_ID).to_frame().group_by(TICKET_ID).len("input_rows")
+    rest = quarantined.alias(TICKET_ID).to_frame().with_columns(pl.lit(QUARANTINED).alias(OUTCOME))
+    found = pl.concat([predictions.with_columns(pl.lit(PREDICTED).alias(OUTCOME)), rest], how="diagonal")
+    found = found.with_columns(pl.int_range(1, pl.len() + 1).over(TICKET_ID).alias("nth"))
+    found = found.join(counts, on=TICKET_ID, how="left", nulls_equal=True, maintain_order="left")
+    most = pl.when(pl.col(OUTCOME) == PREDICTED).then(1).otherwise(pl.col("input_rows"))
+    outcome = (
+        pl.when(pl.col("input_rows").is_null())
+        .then(pl.lit(STRANGE))
+        .when(pl.col("nth") > most)
+        .then(pl.lit(DOUBLED))
+        .otherwise(pl.col(OUTCOME))
+    )
+    had = found.group_by(TICKET_ID).len("had")
+    lost = (
+        counts.join(had, on=TICKET_ID, how="left", nulls_equal=True)
+        .with_columns((pl.col("input_rows").cast(pl.Int64) - pl.col("had").fill_null(0)).alias("missing"))
+        .filter(pl.col("missing") > 0)
+        .select(pl.col(TICKET_ID).repeat_by("missing").explode(), pl.lit(LOST).alias(OUTCOME))
+    )
+    return pl.concat([found.with_columns(outcome.alias(OUTCOME)).drop("nth", "input_rows"), lost], how="diagonal")
+
+
+def largest_share(counts: dict[str, int]) -> float | None:
+    """Share of the most frequent label; None without predictions."""
+    total = sum(counts.values())
+    return max(counts.values()) / total if total else None
