@@ -251,7 +251,7 @@ def main(
 def summarise(runs: list[dict], tickets: list[np.ndarray]) -> dict:
     """The keys of `results.json`: medians on the embedded model in bfloat16, and every single run."""
     old = HERE / "results.json"
-    kept = {key: value for key, value in json.loads(old.read_text()).items()} if old.is_file() else {}
+    kept = json.loads(old.read_text()) if old.is_file() else {}
     main_runs = {"model": EMBEDDED, "dtype": "bfloat16"}
     packed = ratio(runs, "one by one", "ours packed", work="no prefix", **main_runs)
     shared = ratio(runs, "one by one", "ours packed + prefix", work="prefix of 120", **main_runs)

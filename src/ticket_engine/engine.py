@@ -21,7 +21,7 @@ from ticket_engine.features import Features, collect_features, decoder_segment
 from ticket_engine.label_trie import LabelTrie, build_trie
 from ticket_engine.labels import read_labels
 from ticket_engine.models import find_model, hash_model, load_tokenizer, load_weights
-from ticket_engine.probe import choose_speed, processors
+from ticket_engine.probe import choose_speed
 from ticket_engine.prompts import Prompt, build_prompt
 from ticket_engine.reference import own_scores, reference_scores
 from ticket_engine.scoring import Batch, PrefixCache, compute_prefix, label_scores, packed_hidden, padded_hidden
@@ -279,7 +279,7 @@ class Engine:
         """The slow scorer's answer for one ticket, float32 ``(labels,)``."""
         prompt = self.spec.prompt
         whole = [*prompt.prefix_ids, *np.asarray(ids).tolist(), *prompt.ending_ids]
-        torch.set_num_threads(processors())
+        torch.set_num_threads(self.spec.threads)
         with torch.inference_mode():
             return reference_scores(self._stock, whole, self.trie).numpy()
 

@@ -4,6 +4,7 @@
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ticket_engine.bucket_files import Bucket, BucketPlan, write_buckets
 from ticket_engine.bucketing import PlanRule
 from ticket_engine.engine import SPEC_FILE, TOKENIZER_FILE, load_engine, read_spec
 from ticket_engine.errors import ScoringError
+from ticket_engine.reading import quarantine_late
 from ticket_engine.results import GatherSummary, bucket_of_tickets, gather_predictions, summarise
 from ticket_engine.schemas import INPUT_INDEX, LOG_PROBS, PREDICTIONS_FILE, REASON, TICKET_KEY, TOKEN_IDS
 from ticket_engine.store import StoredSummary, empty_scores, part_path, read_part, read_store
@@ -63,8 +65,13 @@ def plan(folder: Path, *, batch_size: int | None, max_buckets: int) -> BucketPla
     return made
 
 
-def gather(folder: Path, store: Path) -> GatherSummary:
-    """Write ``predictions.parquet`` and ``failed.parquet`` (rows that could not be scored) of a run.
+def gather(folder: Path, store: Path, source: str) -> GatherSummary:
+    """Write ``predictions.parquet`` of a run, and add tickets that could not be scored to its quarantine.
+
+    Args:
+        folder: The working folder.
+        store: Where the buckets' parts are.
+        source: The input table, for the whole rows of late rejections.
 
     Raises:
         ScoringError: A bucket's part is missing or damaged, or a ticket has no score.
@@ -87,6 +94,8 @@ def gather(folder: Path, store: Path) -> GatherSummary:
     predictions.write_parquet(folder / PREDICTIONS_FILE)
     late = pl.read_parquet(folder / REJECTED, columns=[INPUT_INDEX, REASON])
     pl.concat([late, failed]).sort(INPUT_INDEX).write_parquet(folder / FAILED)
+    if len(late) + len(failed):
+        quarantine_late(source, folder, folder / FAILED)
     return summarise(predictions, failed, spec.labels)
 
 
@@ -110,7 +119,8 @@ def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
         validate="1:1",
         maintain_order="left",
     )
-    rows = [engine.reference(row.to_numpy()) for row in ids[TOKEN_IDS]]
+    with ThreadPoolExecutor(spec.workers) as pool:
+        rows = list(pool.map(engine.reference, [row.to_numpy() for row in ids[TOKEN_IDS]]))
     return sample.with_columns(
         pl.Series("reference_label", [spec.labels[int(row.argmax())] for row in rows], dtype=pl.String),
         pl.Series("reference_log_probs", [row.tolist() for row in rows], dtype=pl.List(pl.Float32)),

@@ -1,0 +1,65 @@
+"""Classification of a Polars frame without Prefect, for notebooks and services."""
+
+import tempfile
+from pathlib import Path
+
+import polars as pl
+import yaml
+
+from ticket_engine.reading import read_tickets
+from ticket_engine.schemas import PREDICTIONS_FILE
+from ticket_engine.settings import PRODUCTION_MODEL, RunSettings
+
+
+def classify(
+    frame: pl.DataFrame,
+    labels: dict[str, str] | str | Path,
+    *,
+    model: str = PRODUCTION_MODEL,
+    id_column: str = "ticket_id",
+    text_columns: tuple[str, ...] = ("subject", "body"),
+    dtype: str = "auto",
+) -> pl.DataFrame:
+    """Predictions for the tickets of a frame, in input order; see `schemas.predictions_schema`.
+
+    The same stages as the flow's, over a temporary folder. Rows that cannot be classified are left out.
+
+    Args:
+        frame: One ticket a row.
+        labels: Label names with their descriptions, or a labels file.
+        model: Hugging Face id, local folder, or ``smollm2-135m``.
+        id_column: Unique and not null.
+        text_columns: Joined with a line break.
+        dtype: Number format, or ``auto``.
+
+    Raises:
+        UserError: Something in frame, labels or model that the caller can put right.
+    """
+    from ticket_engine import stages
+    from ticket_engine.classify import classify_bucket
+    from ticket_engine.engine import prepare_engine
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source, store = folder / "input.parquet", folder / "store"
+        frame.write_parquet(source)
+        if isinstance(labels, dict):
+            entries = [{"name": label, "description": text} for label, text in labels.items()]
+            labels = folder / "labels.yaml"
+            labels.write_text(yaml.safe_dump({"labels": entries}, allow_unicode=True), encoding="utf-8")
+        settings = RunSettings(
+            input=str(source),
+            labels=str(labels),
+            output=str(folder / "output"),
+            model=model,
+            id_column=id_column,
+            text_columns=text_columns,
+            dtype=dtype,
+        )
+        read_tickets(settings.input, folder, id_column=id_column, text_columns=text_columns, limit=None)
+        prepare_engine(settings, folder)
+        stages.tokenize(folder)
+        for bucket in stages.plan(folder, batch_size=None, max_buckets=settings.max_buckets).buckets:
+            classify_bucket(bucket, folder, store)
+        stages.gather(folder, store, settings.input)
+        return pl.read_parquet(folder / PREDICTIONS_FILE)
