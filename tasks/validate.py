@@ -26,12 +26,12 @@ def check_input(settings: RunSettings, folder: Path, summary: ReadSummary) -> Co
 
 
 @task(name="gather", task_run_name="gather", cache_policy=NO_CACHE)
-def gather(folder: Path, store: Path) -> GatherSummary:
-    """All scores joined to the tickets, in input order."""
+def gather(settings: RunSettings, folder: Path, store: Path) -> GatherSummary:
+    """All scores joined to the tickets, in input order; late rejections go to quarantine."""
     from ticket_engine import stages
 
     with stage_seconds(folder, "gather"):
-        return stages.gather(folder, store)
+        return stages.gather(folder, store, settings.input)
 
 
 @task(name="spot-check", task_run_name="spot-check", cache_policy=NO_CACHE)
@@ -49,9 +49,11 @@ def spot_check(settings: RunSettings, folder: Path) -> SpotCheck:
 
 
 @task(name="check-predictions", task_run_name="check-predictions", cache_policy=NO_CACHE)
-def check_output(settings: RunSettings, folder: Path, checked: SpotCheck) -> ContractReport:
+def check_output(
+    settings: RunSettings, folder: Path, checked: SpotCheck, incoming: ContractReport, rows: int
+) -> ContractReport:
     """The output contract over all predictions and the spot check."""
     with stage_seconds(folder, "check_predictions"):
-        report = check_predictions(folder, settings, checked)
+        report = check_predictions(folder, settings, checked, incoming, rows)
     get_run_logger().info("Output contract: %s", report.one_line())
     return report
