@@ -20,7 +20,7 @@ from ticket_engine.errors import ModelError, ScoringError, SettingsError
 from ticket_engine.features import Features, collect_features, decoder_segment
 from ticket_engine.label_trie import LabelTrie, build_trie
 from ticket_engine.labels import read_labels
-from ticket_engine.models import find_model, hash_model, load_tokenizer, load_weights
+from ticket_engine.models import find_model, hash_model, load_config, load_tokenizer, load_weights
 from ticket_engine.probe import choose_speed
 from ticket_engine.prompts import Prompt, build_prompt
 from ticket_engine.reference import own_scores, reference_scores
@@ -102,13 +102,11 @@ def prepare_engine(settings: RunSettings, folder: Path) -> EngineSpec:
         LabelsError: The labels file is not usable.
         SettingsError: Prompt and longest ticket do not fit the model's positions.
     """
-    from transformers import AutoConfig
-
     labels = read_labels(settings.labels)
     model_folder = find_model(settings.model)
+    config = load_config(model_folder)
     tokenizer = load_tokenizer(model_folder)
     prompt = build_prompt(tokenizer, labels)
-    config = AutoConfig.from_pretrained(model_folder, local_files_only=True).get_text_config()
     _check_positions(config, prompt, settings.max_ticket_tokens)
     choice = choose_speed(
         config.hidden_size,

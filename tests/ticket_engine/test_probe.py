@@ -1,0 +1,54 @@
+import json
+
+import pytest
+import torch
+
+from ticket_engine.probe import choose_speed, processors
+
+
+def test_the_fastest_of_what_was_measured_is_chosen() -> None:
+    choice = choose_speed(64, 128, dtype="auto", threads=None, workers=None)
+    rates = [speed.tera_flops for speed in choice.measured]
+    assert rates == sorted(rates, reverse=True)
+    best = choice.measured[0]
+    assert (choice.dtype, choice.threads, choice.workers) == (best.dtype, best.threads, best.workers)
+    assert all(rate > 0 for rate in rates)
+
+
+def test_every_allowed_number_format_is_tried_with_every_split_of_the_processors() -> None:
+    choice = choose_speed(64, 128, dtype="auto", threads=None, workers=None)
+    tried = {(speed.dtype, speed.threads, speed.workers) for speed in choice.measured}
+    cores = processors()
+    assert tried == {
+        (dtype, threads, workers) for dtype in ("float32", "bfloat16") for threads, workers in ((cores, 1), (1, cores))
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_number_format_that_is_asked_for_is_the_only_one_tried(dtype: str) -> None:
+    choice = choose_speed(64, 128, dtype=dtype, threads=1, workers=1)
+    assert [(speed.dtype, speed.threads, speed.workers) for speed in choice.measured] == [(dtype, 1, 1)]
+    assert choice.dtype == dtype
+
+
+def test_threads_and_workers_that_are_asked_for_are_kept_and_the_other_one_fills_the_processors() -> None:
+    cores = processors()
+    made = choose_speed(64, 128, dtype="float32", threads=1, workers=None)
+    assert (made.threads, made.workers) == (1, cores)
+    made = choose_speed(64, 128, dtype="float32", threads=None, workers=cores + 1)
+    assert (made.threads, made.workers) == (1, cores + 1)
+    made = choose_speed(64, 128, dtype="float32", threads=2, workers=3)
+    assert (made.threads, made.workers) == (2, 3)
+
+
+def test_the_probe_leaves_the_number_of_threads_as_it_was() -> None:
+    before = torch.get_num_threads()
+    choose_speed(64, 128, dtype="float32", threads=before + 1, workers=1)
+    assert torch.get_num_threads() == before
+
+
+def test_what_was_measured_goes_into_the_manifest_as_json() -> None:
+    choice = choose_speed(64, 128, dtype="float32", threads=1, workers=1)
+    made = json.loads(json.dumps(choice.as_dict()))
+    assert made["dtype"] == "float32"
+    assert made["measured"][0]["tera_flops"] == choice.measured[0].tera_flops
