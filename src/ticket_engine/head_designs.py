@@ -40,6 +40,10 @@ class FittingRows:
         hidden = {block: values[rows] for block, values in self.hidden.items()}
         return FittingRows([self.texts[row] for row in rows], self.label_indices[rows], hidden)
 
+    def keep(self, blocks: Sequence[Block]) -> "FittingRows":
+        """All rows with these blocks only."""
+        return FittingRows(self.texts, self.label_indices, {block: self.hidden[block] for block in blocks})
+
 
 @dataclass(frozen=True, slots=True)
 class Design:
@@ -49,6 +53,7 @@ class Design:
         lexicon: Of both.
         scalings: Of the tickets alone, one a block.
         lexical: ``(rows, columns)``.
+        lexical_kernel: ``lexical @ lexical.T``, float32.
         hidden: Scaled, ``(rows, hidden)`` a block.
         targets: One-hot, ``(rows, labels)``.
         counted: True for tickets; choices rest on their left-out error.
@@ -57,20 +62,20 @@ class Design:
     lexicon: Lexicon
     scalings: Mapping[Block, Scaling]
     lexical: sparse.csr_array
+    lexical_kernel: np.ndarray
     hidden: Mapping[Block, np.ndarray]
     targets: np.ndarray
     counted: np.ndarray
 
     def kernel(self, shares: Mapping[Block | None, float], rows: np.ndarray | None = None) -> np.ndarray:
         """``sum over blocks of share * features @ features.T``; the key None is the lexical block."""
-        picked = slice(None) if rows is None else rows
-        total = np.zeros((len(self.targets[picked]),) * 2)
+        rows = np.arange(len(self.targets)) if rows is None else rows
+        total = np.zeros((len(rows), len(rows)))
         for block, share in shares.items():
             if block is None:
-                part = self.lexical[picked]
-                total += share * (part @ part.T).toarray()
+                total += share * self.lexical_kernel[np.ix_(rows, rows)]
             else:
-                part = self.hidden[block][picked]
+                part = self.hidden[block][rows]
                 total += share * (part @ part.T)
         return total
 
@@ -106,7 +111,9 @@ def make_design(tickets: FittingRows, label_rows: FittingRows, labels: int, back
         hidden[block] = scaled(np.concatenate([values, label_rows.hidden[block]]), scalings[block])
     indices = np.concatenate([tickets.label_indices, label_rows.label_indices])
     counted = np.arange(len(indices)) < len(tickets.label_indices)
-    return Design(lexicon, scalings, lexical_features(texts, lexicon), hidden, one_hot(indices, labels), counted)
+    lexical = lexical_features(texts, lexicon)
+    kernel = (lexical @ lexical.T).toarray()
+    return Design(lexicon, scalings, lexical, kernel, hidden, one_hot(indices, labels), counted)
 
 
 def fit_stage(design: Design, depth: int, blocks: Sequence[Block], seed: int) -> tuple[Stage, RidgeFit]:

@@ -7,11 +7,15 @@ the confidences of held-out rows without their ids.
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -21,6 +25,32 @@ from ticket_engine.lexical import Lexicon
 
 HEAD_VERSION = 1
 ARRAYS_FILE, TEXT_FILE = "head.safetensors", "head.json"
+
+
+@contextmanager
+def claimed_head(output: Path) -> Iterator[Path]:
+    """An empty working folder beside a head folder, while no other fit may write there; removed at the end.
+
+    Raises:
+        OutputError: Another fit is writing there, or the place is not a head's or not writable.
+    """
+    if output.name in ("", ".", ".."):
+        raise OutputError(f"{output} cannot be a head folder. Name a folder that this fit may replace.")
+    if output.exists() and not (output.is_dir() and ((output / TEXT_FILE).is_file() or not any(output.iterdir()))):
+        raise OutputError(f"{output} exists and holds no {TEXT_FILE}: not a fitted head. Name another folder.")
+    folder = output.parent / f".{output.name}.work"
+    with ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(output.parent / f".{output.name}.lock", timeout=0))
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        except Timeout:
+            raise OutputError(f"Another fit is writing to {output}. Wait for it, or name another folder.") from None
+        except OSError as error:
+            raise OutputError(f"{output} cannot be written: {error.strerror}.") from error
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
 
 
 def save_head(head: Head, folder: Path) -> None:
@@ -36,6 +66,7 @@ def save_head(head: Head, folder: Path) -> None:
             description = _description(head, _hash_file(Path(staged) / ARRAYS_FILE))
             (Path(staged) / TEXT_FILE).write_text(json.dumps(description, indent=2, ensure_ascii=False) + "\n", "utf-8")
             for name in (ARRAYS_FILE, TEXT_FILE):
+                (Path(staged) / name).chmod(0o644)
                 os.replace(Path(staged) / name, folder / name)
     except OSError as error:
         raise OutputError(

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ticket_engine.calibration import exit_threshold, expected_calibration_error, fit_temperature, log_softmax
 from ticket_engine.errors import HeadError, SettingsError
 from ticket_engine.head_designs import (
     NEVER,
-    Design,
     FittingRows,
     blocks_of_depth,
     candidate_depths,
@@ -18,7 +18,7 @@ from ticket_engine.head_designs import (
     raw_scores,
 )
 from ticket_engine.heads import Block, Head, HeadIdentity, Stage
-from ticket_engine.ridge import decompose, fit_ridge
+from ticket_engine.learnability import CHANCE, chance_of_random_labels, unlearnable_words
 
 FOLDS = 5
 MOST_HELD_OUT = 2000  # rows that are held out in turn; with more labels the rest only trains
@@ -27,9 +27,6 @@ FEWEST_ROWS = 10  # below, nothing can be measured: no temperature, no threshold
 FEW_ROWS = 50  # below, labels cannot be told from random ones: nothing is refused
 DEPTH_ROWS = 200  # below, depths cannot be told apart (100 rows: auto 0.709, deepest 0.728): auto takes the deepest
 UNMEASURED_TEMPERATURE = 6.0
-PERMUTATIONS = 199
-PERMUTATION_ROWS = 500
-CHANCE = 0.01
 LEAST_LEAVING = 0.05
 
 
@@ -95,10 +92,14 @@ class HeldOut:
         return np.exp(self.log_probs[depth].max(1))
 
 
+@threadpool_limits.wrap(limits=1)
 def fit_head(
     tickets: FittingRows, label_rows: FittingRows, labels: Sequence[str], *, rule: FitRule, identity: HeadIdentity
 ) -> Head:
     """A head for these tickets.
+
+    Linear algebra runs on one thread: matrices are small, and two threads that wait for each other on a
+    busy machine took 34 s of processor time for what one does in 3 s (500 tickets, 8 labels).
 
     Args:
         tickets: With hidden states at ``rule.depths``; rows labelled -1 only help the scaling.
@@ -110,6 +111,8 @@ def fit_head(
     Raises:
         HeadError: The labels cannot be told from random ones, or too few rows to fit anything.
     """
+    wanted = rule.blocks(max(rule.depths, default=0))
+    tickets, label_rows = tickets.keep(wanted), label_rows.keep(wanted)
     labelled, background = _split(tickets, rule)
     enough = len(labelled.texts) >= FEWEST_ROWS
     if len(labelled.texts) + len(background.texts) < 2:
@@ -117,9 +120,9 @@ def fit_head(
     design = make_design(labelled, label_rows, len(labels), background)
     held_out = hold_out(labelled, label_rows, background, labels=len(labels), rule=rule) if enough else None
     last = choose_depth(held_out, rule)
-    chance = _chance_of_random_labels(design, rule.blocks(last), rule.seed) if enough else None
+    chance = chance_of_random_labels(design, rule.blocks(last), rule.seed) if enough else None
     if chance is not None and chance > CHANCE and len(labelled.texts) >= FEW_ROWS and not rule.unproven:
-        raise HeadError(_unlearnable(labelled, labels, held_out, last))
+        raise HeadError(unlearnable_words(labelled.label_indices, labels, float(held_out.correct(last).mean())))
     thresholds = choose_thresholds(held_out, last, rule)
     stages = []
     for depth, threshold in thresholds.items():
@@ -250,34 +253,6 @@ def _split(tickets: FittingRows, rule: FitRule) -> tuple[FittingRows, FittingRow
 def _finished(stage: Stage, temperature: float, threshold: float) -> Stage:
     return Stage(
         stage.depth, stage.lexical_weights, stage.hidden_weights, stage.bias, float(temperature), float(threshold)
-    )
-
-
-def _chance_of_random_labels(design: Design, blocks: Sequence[Block], seed: int) -> float:
-    """Share of random orders of the labels that texts predict as well as the true order (permutation test)."""
-    rng = np.random.default_rng(seed)
-    tickets = int(design.counted.sum())
-    rows = np.sort(rng.permutation(tickets)[:PERMUTATION_ROWS])
-    rows = np.concatenate([rows, np.arange(tickets, len(design.counted))])
-    shares = {None: 0.5 if blocks else 1.0, **{block: 0.5 / len(blocks) for block in blocks}}
-    made, counted = decompose(design.kernel(shares, rows)), design.counted[rows]
-    targets = design.targets[rows]
-    true = fit_ridge(made, targets, counted=counted).error
-    as_good = 0
-    for _ in range(PERMUTATIONS):
-        shuffled = targets.copy()
-        shuffled[counted] = targets[counted][rng.permutation(int(counted.sum()))]
-        as_good += fit_ridge(made, shuffled, counted=counted).error <= true
-    return (1 + as_good) / (1 + PERMUTATIONS)
-
-
-def _unlearnable(tickets: FittingRows, labels: Sequence[str], held_out: HeldOut, depth: int) -> str:
-    counts = np.bincount(tickets.label_indices, minlength=len(labels))
-    right, most = float(held_out.correct(depth).mean()), counts.max() / counts.sum()
-    return (
-        f"Nothing can be learnt from these {len(tickets.texts)} labels: held-out accuracy is {right:.2f}, always answering "
-        f"{labels[int(counts.argmax())]} gives {most:.2f}, and labels in random order fit the texts as well. "
-        "Check the label column, or give more rows; --unproven fits all the same."
     )
 
 
