@@ -19,7 +19,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import polars as pl
-from polars.exceptions import PanicException, PolarsError
+from polars.exceptions import DuplicateError, PanicException, PolarsError
 
 from ticket_engine.errors import InputError
 
@@ -161,6 +161,7 @@ def _refuse_folder(error: OSError) -> None:
 def _check_ends(path: str) -> None:
     """Raises `InputError` if the first and last bytes of a file are not those of a Parquet file."""
     try:
+        path.encode()
         if not os.path.isfile(path) and os.path.exists(path):
             raise InputError(f"{path} is neither a file nor a folder. Give a Parquet file.")
         with open(path, "rb") as handle:
@@ -168,6 +169,8 @@ def _check_ends(path: str) -> None:
             first = handle.read(4)
             handle.seek(max(0, size - 4))
             last = handle.read(4)
+    except UnicodeEncodeError:
+        raise InputError(f"The file name {path!a} is not valid UTF-8. Rename the file.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     if size == 0:
@@ -223,21 +226,25 @@ def type_name(dtype: pl.DataType) -> str:
 
 def _as_input_error(name: str, error: BaseException, *, local: bool) -> InputError:
     """What went wrong while Polars read, in one line. Its messages about files hold no values of the table."""
-    first_line = re.sub(r"\?\S*", "", next(iter(str(error).splitlines()), ""))[:200].rstrip(".")  # no URL queries
-    if "ncrypt" in first_line:
+    found = re.sub(r"\?\S*", "", next(iter(str(error).splitlines()), ""))[:200].rstrip(".")  # no URL queries
+    if "ncrypt" in found:
         return InputError(_ENCRYPTED.format(name))
-    if not local:
-        return InputError(
-            f"{name} cannot be read: {first_line}. Check the address; Polars takes credentials from the environment "
-            "(s3, gs, az, http and hf URLs)."
-        )
-    if isinstance(error, OSError):
-        return InputError(f"{name} cannot be read: {error.strerror or first_line}.")
-    if "invalid UTF-8" in first_line:
+    if "invalid UTF-8" in found:
         return InputError(f"{name} is damaged: a text column is not valid UTF-8. Write it again as UTF-8.")
-    known = first_line.startswith("parquet: ")
-    detail = f" ({first_line.removeprefix('parquet: ').removeprefix('File out of specification: ')})" if known else ""
-    return InputError(f"{name} is damaged, or written in a way that Polars cannot read{detail}. Write it again.")
+    if isinstance(error, DuplicateError):
+        return InputError(f"{name} has two columns of the same name. Rename one.")
+    if local and isinstance(error, OSError):
+        return InputError(f"{name} cannot be read: {error.strerror or found}.")
+    if local or found.startswith("parquet: "):
+        known = found.removeprefix("parquet: ").removeprefix("File out of specification: ")
+        detail = f" ({known})" if known != found else ""
+        return InputError(f"{name} is damaged, or written in a way that Polars cannot read{detail}. Write it again.")
+    if "not found" in found or "paths were empty" in found:
+        found = "there is nothing (the address of a folder ends in /)"
+    return InputError(
+        f"{name} cannot be read: {found}. Check the address; Polars takes credentials from the environment "
+        "(s3, gs, az, http and hf URLs)."
+    )
 
 
 @contextmanager
