@@ -6,6 +6,7 @@ folder written by `save_pretrained`, so it can be named with ``--model`` like an
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ for _name, _value in {
 SINGLE_TOKEN_LABELS = ("billing", "delivery", "returns", "account")
 BRANCHING_LABELS = ("account", "account access", "account closure", "billing")
 VOCABULARY = 640
-POSITIONS = 2048
+POSITIONS = 8192
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -130,6 +131,19 @@ def embedded_model() -> Path:
     from ticket_engine.settings import EMBEDDED_MODEL
 
     return find_model(EMBEDDED_MODEL)
+
+
+@pytest.fixture(scope="session")
+def poisoned_model(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose scores are not finite for tickets that hold an eszett, and fine for all others."""
+    from ticket_engine.models import load_tokenizer, load_weights
+
+    folder = Path(shutil.copytree(tiny_model("qwen3"), tmp_path_factory.mktemp("poisoned") / "model"))
+    token = load_tokenizer(folder)("ß", add_special_tokens=False).input_ids[-1]
+    model = load_weights(folder, "float32")
+    model.model.embed_tokens.weight[token] = float("nan")
+    model.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ def write_buckets(tokens: Path, known: pl.DataFrame, folder: Path, rule: PlanRul
         rule: How batches are planned.
         max_buckets: Most buckets.
     """
-    lengths = pl.read_parquet(tokens, columns=[TICKET_KEY, TOKEN_LENGTH]).with_row_index("row")
+    lengths = pl.read_parquet(tokens, columns=[TICKET_KEY, TOKEN_LENGTH], glob=False).with_row_index("row")
     distinct = lengths.unique(TICKET_KEY, keep="first", maintain_order=True)
     work = distinct.join(known.select(TICKET_KEY), on=TICKET_KEY, how="anti", maintain_order="left")
     work = work.sort([TOKEN_LENGTH, "row"], descending=[True, False])
@@ -117,7 +117,7 @@ def bucket_path(folder: Path, index: int) -> Path:
 
 def read_bucket(path: str) -> pl.DataFrame:
     """A bucket's tickets in the order of its batches, longest first."""
-    return pl.read_parquet(path).sort([BATCH_INDEX, TOKEN_LENGTH, "row"], descending=[False, True, False])
+    return pl.read_parquet(path, glob=False).sort([BATCH_INDEX, TOKEN_LENGTH, "row"], descending=[False, True, False])
 
 
 def _describe(part: pl.DataFrame, folder: Path) -> Bucket:

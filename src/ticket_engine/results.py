@@ -94,7 +94,9 @@ def summarise(predictions: pl.DataFrame, failed: pl.DataFrame, labels: tuple[str
 def bucket_of_tickets(paths: list[Path]) -> pl.DataFrame:
     """``ticket_key`` and ``bucket_index`` of all bucket files of a run."""
     frames = [
-        pl.read_parquet(path, columns=[TICKET_KEY]).with_columns(pl.lit(int(path.stem), pl.UInt32).alias(BUCKET_INDEX))
+        pl.read_parquet(path, columns=[TICKET_KEY], glob=False).with_columns(
+            pl.lit(int(path.stem), pl.UInt32).alias(BUCKET_INDEX)
+        )
         for path in paths
     ]
     return pl.concat(frames) if frames else pl.DataFrame(schema={TICKET_KEY: pl.Binary, BUCKET_INDEX: pl.UInt32})

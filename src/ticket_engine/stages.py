@@ -44,7 +44,7 @@ def tokenize(folder: Path) -> TokenizeSummary:
 def find_scored(folder: Path, store: Path) -> StoredSummary:
     """How many of the run's distinct tickets an earlier run scored; these never enter a bucket."""
     known, summary = read_store(store, read_spec(folder).score_key)
-    wanted = pl.read_parquet(folder / TOKENS, columns=[TICKET_KEY]).unique()
+    wanted = pl.read_parquet(folder / TOKENS, columns=[TICKET_KEY], glob=False).unique()
     used = known.filter(pl.col(REASON).is_null()).join(wanted, on=TICKET_KEY, how="semi")
     used.write_parquet(folder / STORED)
     return StoredSummary(len(used), summary.parts, summary.rejected_parts)
@@ -59,7 +59,7 @@ def plan(folder: Path, *, batch_size: int | None, max_buckets: int) -> BucketPla
         batch_size=1 if spec.execution == "sequential" else batch_size,
         extra_tokens=spec.extra_tokens,
     )
-    known = pl.read_parquet(folder / STORED) if (folder / STORED).is_file() else empty_scores()
+    known = pl.read_parquet(folder / STORED, glob=False) if (folder / STORED).is_file() else empty_scores()
     made = write_buckets(folder / TOKENS, known, folder / BUCKETS, rule, max_buckets)
     (folder / BUCKETS / "plan.json").write_text(json.dumps([asdict(bucket) for bucket in made.buckets]))
     return made
@@ -78,7 +78,7 @@ def gather(folder: Path, store: Path, source: str) -> GatherSummary:
     """
     spec = read_spec(folder)
     buckets = [Bucket(**fields) for fields in json.loads((folder / BUCKETS / "plan.json").read_text())]
-    frames = [pl.read_parquet(folder / STORED)] if (folder / STORED).is_file() else []
+    frames = [pl.read_parquet(folder / STORED, glob=False)] if (folder / STORED).is_file() else []
     for bucket in buckets:
         part = read_part(part_path(store, spec.score_key, bucket.content_key), spec.score_key)
         if part is None:
@@ -88,11 +88,11 @@ def gather(folder: Path, store: Path, source: str) -> GatherSummary:
         frames.append(part)
     same_types = [frame.with_columns(pl.col(LOG_PROBS).cast(pl.List(pl.Float32))) for frame in frames]
     scores = pl.concat(same_types).unique(TICKET_KEY, keep="any") if same_types else empty_scores()
-    tokens = pl.scan_parquet(folder / TOKENS).select(pl.exclude(TOKEN_IDS)).collect()
+    tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(pl.exclude(TOKEN_IDS)).collect()
     where = bucket_of_tickets([Path(bucket.path) for bucket in buckets])
     predictions, failed = gather_predictions(tokens, scores, where, spec.labels)
     predictions.write_parquet(folder / PREDICTIONS_FILE)
-    late = pl.read_parquet(folder / REJECTED, columns=[INPUT_INDEX, REASON])
+    late = pl.read_parquet(folder / REJECTED, columns=[INPUT_INDEX, REASON], glob=False)
     pl.concat([late, failed]).sort(INPUT_INDEX).write_parquet(folder / FAILED)
     if len(late) + len(failed):
         quarantine_late(source, folder, folder / FAILED)
@@ -111,7 +111,7 @@ def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
     """
     spec, engine = read_spec(folder), load_engine(folder)
     id_column = sample.columns[0]
-    tokens = pl.scan_parquet(folder / TOKENS).select(id_column, TOKEN_IDS)
+    tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(id_column, TOKEN_IDS)
     ids = sample.select(id_column).join(
         tokens.join(sample.lazy().select(id_column), on=id_column, how="semi").collect(),
         on=id_column,

@@ -191,7 +191,7 @@ def _chunks(path: Path) -> Iterable[pl.DataFrame]:
     """Frames of at most `CHUNK_ROWS` rows in file order; one empty frame if the table is empty."""
     file = pq.ParquetFile(path)
     if file.metadata.num_rows == 0:
-        yield pl.read_parquet(path)
+        yield pl.read_parquet(path, glob=False)
     for batch in file.iter_batches(CHUNK_ROWS):
         yield pl.from_arrow(batch)
 
