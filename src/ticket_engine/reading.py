@@ -240,7 +240,7 @@ def _judge(
 ) -> pl.DataFrame:
     """Id, ``input_index``, ``text`` and ``reason`` (null: a ticket) of consecutive rows, the first at ``start``."""
     texts = [pl.selectors.by_name(column).cast(pl.String) for column in text_columns]
-    with_content = [pl.when(text.str.contains(r"[^\s]")).then(text) for text in texts]
+    with_content = [pl.when(text.str.contains(r"[^\s\x00]")).then(text) for text in texts]
     joined = pl.concat_str(with_content, separator="\n", ignore_nulls=True).fill_null("")
     ids = pl.selectors.by_name(id_column)
     return chunk.select(
