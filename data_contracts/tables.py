@@ -99,14 +99,11 @@ def _judged(frame: pl.DataFrame, id_column: str) -> pl.DataFrame:
     whole = finite & (index >= 0) & (np.abs(total - 1) <= 1e-3)
     whole &= (probability >= 0) & (probability <= 1 + ROUNDING) & (margin >= 0) & (margin <= 1 + ROUNDING)
     mine = probabilities[np.arange(len(frame)), index]
-    wrong = {
-        LABEL: mine < first,
-        PROBABILITY: np.abs(probability - first) > ROUNDING,
-        MARGIN: np.abs(margin - (first - second)) > ROUNDING,
-    }
-    fits = np.select([~whole, *wrong.values()], [None, *wrong], "yes")
+    wrong = [mine < first, np.abs(probability - first) > ROUNDING, np.abs(margin - (first - second)) > ROUNDING]
+    verdicts = pl.Series(FITS_SCORES, ["yes", LABEL, PROBABILITY, MARGIN, None], dtype=pl.String)
     return judged.with_columns(
-        pl.Series(PROBABILITY_SUM, np.where(finite, total, NOT_A_NUMBER)), pl.Series(FITS_SCORES, fits, dtype=pl.String)
+        pl.Series(PROBABILITY_SUM, np.where(finite, total, NOT_A_NUMBER)),
+        verdicts[np.select([~whole, *wrong], [4, 1, 2, 3], 0)],
     )
 
 

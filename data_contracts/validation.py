@@ -95,17 +95,19 @@ def build_suite(suite: dict, parameters: dict[str, Any]) -> "ExpectationSuite":
     from great_expectations.exceptions import ExpectationNotFoundError
     from great_expectations.expectations.registry import get_expectation_impl
 
-    from data_contracts.expectations import number_words
+    from data_contracts.expectations import ONLY_WARNS, number_words
 
     words = {name: number_words(value, False) for name, value in parameters.items()}
     made = []
     for place, entry in enumerate(suite["expectations"]):
-        fields = {"meta": {**entry.get("meta", {}), "title": title(entry), "place": place}}
+        severity = entry.get("severity", CRITICAL)
+        fields = {"meta": {**entry.get("meta", {}), "title": title(entry), "place": place}, "severity": severity}
         try:
             if entry.get("description"):
-                fields["description"] = entry["description"].format_map(words)
+                tail = "" if severity == CRITICAL else ONLY_WARNS
+                fields["description"] = entry["description"].format_map(words) + tail
             kind = get_expectation_impl(entry["type"])
-            made.append(kind(**entry.get("kwargs", {}), **fields, severity=entry.get("severity", CRITICAL)))
+            made.append(kind(**entry.get("kwargs", {}), **fields))
         except ExpectationNotFoundError:
             raise SettingsError(f"The contract {suite['name']} names {entry['type']!r}, which is not known.") from None
         except (ValidationError, TypeError, KeyError, ValueError, IndexError) as error:
@@ -144,9 +146,10 @@ def _quiet_great_expectations() -> Iterator[Any]:
         warnings.simplefilter("ignore")
         import great_expectations as gx
 
-        import data_contracts.expectations  # noqa: F401, registers ours
+        from data_contracts import agreement, drift, expectations  # noqa: F401, registers ours
 
-        logging.getLogger("great_expectations").setLevel(logging.ERROR)
+        for name in ("great_expectations", "great_expectations.data_context.types.base"):  # which sets itself to INFO
+            logging.getLogger(name).setLevel(logging.ERROR)
         yield gx
 
 

@@ -1,0 +1,315 @@
+"""Each expectation of both contracts is broken alone, on real tickets, and exactly it is reported."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from data_contracts.checks import check_predictions, check_tickets
+from data_contracts.reports import ContractReport
+from ticket_engine.errors import SettingsError
+from ticket_engine.schemas import LOG_PROBS
+from ticket_engine.spot_check import choose_sample, compare
+
+INCOMING = ContractReport("tickets", ())
+
+
+def failed(report: ContractReport) -> list[str]:
+    return [item.name for item in report.expectations if not item.passed]
+
+
+def outgoing(run) -> ContractReport:
+    return check_predictions(run.folder, run.settings, run.checked, INCOMING, run.summary.rows)
+
+
+def change(frame: pl.DataFrame, row: int, **values: object) -> pl.DataFrame:
+    """The frame with other values in one row."""
+    here = pl.int_range(pl.len()) == row
+    return frame.with_columns(
+        pl.when(here).then(pl.lit(value, frame.schema[name])).otherwise(name).alias(name)
+        for name, value in values.items()
+    )
+
+
+def change_score(frame: pl.DataFrame, row: int, value: float) -> pl.DataFrame:
+    """The frame with another first log-probability in one row."""
+    scores = frame[LOG_PROBS].to_list()
+    first = next(iter(scores[row]))
+    scores[row] = scores[row] | {first: value}
+    return frame.with_columns(pl.Series(LOG_PROBS, scores, dtype=frame.schema[LOG_PROBS]))
+
+
+def test_a_good_run_with_quarantined_rows_passes_both_contracts(finished_run):
+    run = finished_run(bad_rows=3)
+    incoming = check_tickets(run.folder, run.settings, run.summary)
+    report = check_predictions(run.folder, run.settings, run.checked, incoming, run.summary.rows)
+    assert failed(incoming) == failed(report) == []
+    assert incoming.parameters["quarantined"] == report.parameters["quarantined"] == 5
+    assert json.loads(json.dumps(report.summary()))["passed"] is True
+
+
+def test_an_empty_table_passes_both_contracts(finished_run):
+    run = finished_run(rows=0)
+    incoming = check_tickets(run.folder, run.settings, run.summary)
+    report = check_predictions(run.folder, run.settings, run.checked, incoming, 0)
+    assert failed(incoming) == failed(report) == []
+    assert (run.folder / "data_docs" / "index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "banking77",
+        "banking77_coarse",
+        "bitext_support_coarse",
+        "cfpb_complaints",
+        "cfpb_zeroshot_bench",
+        "clinc150_domains",
+        "it_tickets",
+        "it_tickets_nosubject",
+        "kaggle_random_labels",
+        "multidogo_chats",
+        "stackexchange_meta",
+        "xsid_multilingual",
+    ],
+)
+def test_every_set_of_real_tickets_passes_the_contracts_as_shipped(finished_run, name):
+    run = finished_run(name)
+    incoming = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(incoming) == []
+    assert failed(outgoing(run)) == []
+
+
+BROKEN_PREDICTIONS: dict[str, tuple[Callable, str, str]] = {
+    "a lost row": (lambda frame: frame.filter(pl.int_range(pl.len()) != 7), "coverage", "lost"),
+    "a doubled row": (lambda frame: pl.concat([frame, frame[7]]), "coverage", "doubled"),
+    "a row that the input has not": (
+        lambda frame: change(frame, 7, ticket_id="nobody"),
+        "coverage",
+        "lost, not in the input",
+    ),
+    "a label outside the set": (lambda frame: change(frame, 7, label="weather"), "known labels", "weather"),
+    "no label": (lambda frame: change(frame, 7, label=None), "known labels", "(none)"),
+    "a score that is not a number": (lambda frame: change_score(frame, 7, float("nan")), "scores", "1 of"),
+    "an infinite score": (lambda frame: change_score(frame, 7, float("-inf")), "scores", "1 of"),
+    "a missing score": (lambda frame: change_score(frame, 7, None), "scores", "1 of"),
+    "scores that sum to more than 1": (lambda frame: change_score(frame, 7, 0.0), "scores", "1 of"),
+    "a probability above 1": (lambda frame: change(frame, 7, probability=1.7), "probability range", "1.7"),
+    "a probability that is not a number": (
+        lambda frame: change(frame, 7, probability=float("nan")),
+        "probability range",
+        "1 of",
+    ),
+    "no probability": (lambda frame: change(frame, 7, probability=None), "probability range", "1 of"),
+    "a negative margin": (lambda frame: change(frame, 7, margin=-0.25), "margin range", "-0.25"),
+    "a margin of another ticket": (lambda frame: change(frame, 7, margin=0.99), "label fits scores", "margin"),
+    "a probability of another ticket": (
+        lambda frame: change(frame, 7, probability=0.01),
+        "label fits scores",
+        "probability",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_PREDICTIONS)
+def test_a_fault_in_one_prediction_breaks_exactly_its_expectation(finished_run, fault):
+    run = finished_run()
+    damage, name, found = BROKEN_PREDICTIONS[fault]
+    whole = run.predictions()
+    report = outgoing(run.with_predictions(damage(whole)))
+    assert failed(report) == [name]
+    (item,) = report.failed
+    assert found in item.observed
+    known = {whole["ticket_id"][7], "nobody"}
+    assert item.example_ids
+    assert set(item.example_ids) <= known
+
+
+def test_a_label_that_is_not_the_likeliest_breaks_exactly_its_expectation(finished_run):
+    run = finished_run()
+    frame = run.predictions()
+    other = next(label for label in frame[LOG_PROBS].struct.fields if label != frame["label"][7])
+    report = outgoing(run.with_predictions(change(frame, 7, label=other)))
+    assert failed(report) == ["label fits scores"]
+    assert report.failed[0].example_ids == (frame["ticket_id"][7],)
+
+
+def test_several_faults_are_reported_together_also_in_the_first_rows(finished_run):
+    run = finished_run()
+    frame = change(change(run.predictions(), 0, label="weather"), 1, margin=2.0)
+    report = outgoing(run.with_predictions(frame[:-1]))
+    assert failed(report) == ["coverage", "known labels", "margin range"]
+    assert [item.example_ids for item in report.failed[1:]] == [(frame["ticket_id"][0],), (frame["ticket_id"][1],)]
+
+
+def test_a_row_lost_from_quarantine_breaks_coverage(finished_run):
+    run = finished_run(bad_rows=3)
+    quarantine = run.quarantine()
+    quarantine[1:].write_parquet(run.folder / "quarantine.parquet")
+    report = outgoing(run)
+    assert failed(report) == ["coverage"]
+    assert report.failed[0].example_ids == (quarantine["ticket_id"][0],)
+
+
+def test_a_ticket_both_predicted_and_in_quarantine_breaks_coverage(finished_run):
+    run = finished_run(bad_rows=3)
+    quarantine, predicted = run.quarantine(), run.predictions()["ticket_id"][0]
+    pl.concat([quarantine, change(quarantine[:1], 0, ticket_id=predicted)]).write_parquet(
+        run.folder / "quarantine.parquet"
+    )
+    report = outgoing(run)
+    assert failed(report) == ["coverage"]
+    assert report.failed[0].example_ids == (predicted,)
+
+
+def test_sampled_tickets_with_another_label_break_exactly_agreement(finished_run, reference_answers):
+    run = finished_run()
+    sample = choose_sample(run.predictions(), 32, 0)
+    checked = compare(reference_answers(sample, wrong=[4]), 1e-4, 0)
+    report = outgoing(replace(run, checked=checked))
+    assert failed(report) == ["agreement"]
+    assert report.failed[0].example_ids == (sample["ticket_id"][4],)
+    assert f"{len(sample) - 1} of {len(sample)}" in report.failed[0].observed
+
+
+def test_one_wrong_bucket_breaks_agreement_where_the_whole_share_is_above_the_limit(finished_run, reference_answers):
+    run = finished_run()
+    predictions = run.predictions().with_columns(
+        pl.when(pl.int_range(pl.len()) < 3).then(99).otherwise("bucket_index").cast(pl.UInt32).alias("bucket_index")
+    )
+    sample = choose_sample(predictions, 600, 0)
+    wrong = [row for row, bucket in enumerate(sample["bucket_index"]) if bucket == 99]
+    checked = compare(reference_answers(sample, wrong=wrong), 1e-4, 0)
+    assert checked.agreement > run.settings.min_agreement
+    assert failed(outgoing(replace(run, checked=checked))) == ["agreement"]
+
+
+def test_a_sample_of_none_measures_no_agreement_and_passes(finished_run, reference_answers):
+    run = finished_run()
+    checked = compare(reference_answers(choose_sample(run.predictions(), 0, 0)), 1e-4, 0)
+    report = outgoing(replace(run, checked=checked))
+    assert report.passed
+    assert "no ticket was scored again" in [item.observed for item in report.expectations]
+
+
+def test_a_label_above_the_allowed_share_breaks_exactly_its_expectation(finished_run):
+    run = finished_run().with_settings(contract_parameters={"max_label_share": 0.1})
+    report = outgoing(run)
+    assert failed(report) == ["largest label share"]
+    largest = max(report.parameters["label_counts"].values()) / report.parameters["predictions"]
+    assert report.failed[0].observed == f"{100 * largest:.2f} %"
+
+
+def test_a_small_table_is_not_judged_by_shares(finished_run):
+    run = finished_run(rows=40).with_settings(contract_parameters={"max_label_share": 0.01})
+    assert outgoing(run).passed
+
+
+def test_drift_against_the_last_published_run_warns_or_fails_by_setting(finished_run, publish_before):
+    run = finished_run().with_settings(contract_parameters={"max_drift": 0.3})
+    labels = run.predictions()[LOG_PROBS].struct.fields
+    publish_before(run, dict.fromkeys(labels, 0) | {labels[0]: 500})
+    report = outgoing(run)
+    assert [item.name for item in report.warnings] == failed(report) == ["label drift"]
+    assert report.passed
+    share = report.parameters["label_counts"][labels[0]] / report.parameters["predictions"]
+    assert f"{100 - 100 * share:.2f} %" in report.warnings[0].observed
+    report = outgoing(run.with_settings(on_drift="fail"))
+    assert [item.name for item in report.failed] == failed(report) == ["label drift"]
+
+
+def test_equal_label_shares_are_no_drift_whatever_the_number_of_tickets(finished_run, publish_before):
+    run = finished_run().with_settings(contract_parameters={"max_drift": 0.0}, on_drift="fail")
+    publish_before(run, {label: 3 * count for label, count in outgoing(run).parameters["label_counts"].items()})
+    assert outgoing(run).passed
+
+
+def test_a_first_run_has_no_drift(finished_run):
+    report = outgoing(finished_run().with_settings(contract_parameters={"max_drift": 0.0}, on_drift="fail"))
+    assert report.passed
+    assert "no earlier run" in report.expectations[-1].observed
+
+
+def rewrite(path: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+    change(pl.read_parquet(path)).write_parquet(path)
+
+
+def test_repeated_ids_break_exactly_their_expectation(finished_run):
+    run = finished_run()
+    rewrite(run.folder / "tickets.parquet", lambda frame: change(frame, 3, ticket_id=frame["ticket_id"][9]))
+    report = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(report) == ["ids are unique"]
+    assert set(report.failed[0].example_ids) == {pl.read_parquet(run.folder / "tickets.parquet")["ticket_id"][9]}
+
+
+def test_null_ids_break_exactly_their_expectation(finished_run):
+    run = finished_run()
+    rewrite(run.folder / "tickets.parquet", lambda frame: change(frame, 3, ticket_id=None))
+    report = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(report) == ["ids are not null"]
+    assert report.failed[0].example_ids == (None,)
+
+
+def test_a_ticket_without_text_breaks_exactly_its_expectation(finished_run):
+    run = finished_run()
+    rewrite(run.folder / "tickets.parquet", lambda frame: change(frame, 3, text=""))
+    report = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(report) == ["text is present"]
+
+
+def test_a_column_of_another_type_than_a_team_asks_for_breaks_exactly_its_expectation(finished_run, own_suite):
+    path = own_suite("tickets", {"columns and types": {"required": {"ticket_id": ["Int64"], "channel": ["String"]}}})
+    run = finished_run().with_settings(tickets_contract=str(path))
+    report = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(report) == ["columns and types"]
+    assert report.failed[0].observed == "channel is missing; ticket_id is String"
+
+
+BROKEN_THRESHOLDS = {
+    "row count": ({"min_rows": 5000}, "1,520"),
+    "quarantine rate": ({"max_quarantine_rate": 0.003}, "0.33 %"),
+    "text lengths": ({"min_median_characters": 5000}, ""),
+    "text lengths not collapsed": ({"max_same_length_rate": 0.001}, " %"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_THRESHOLDS)
+def test_a_threshold_of_the_deployment_breaks_exactly_its_expectation(finished_run, name):
+    parameters, found = BROKEN_THRESHOLDS[name]
+    run = finished_run(bad_rows=3).with_settings(contract_parameters=parameters)
+    report = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(report) == [name]
+    assert found in report.failed[0].observed
+    assert "characters" not in report.failed[0].observed
+
+
+def test_too_many_truncated_tickets_break_exactly_their_expectation(finished_run):
+    run = finished_run("cfpb_complaints").with_settings(contract_parameters={"max_truncated_rate": 0.1})
+    report = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(report) == ["truncated rate"]
+
+
+def test_texts_cut_to_one_length_by_a_broken_export_break_exactly_their_expectation(finished_run):
+    run = finished_run()
+    rewrite(run.folder / "tickets.parquet", lambda frame: frame.with_columns(pl.col("text").str.slice(0, 16)))
+    report = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(report) == ["text lengths not collapsed"]
+
+
+def test_an_override_that_no_contract_has_is_a_settings_error(finished_run):
+    run = finished_run(rows=10).with_settings(contract_parameters={"max_quarantene_rate": 0.1})
+    with pytest.raises(
+        SettingsError, match=r"No contract has a parameter 'max_quarantene_rate'.*max_quarantine_rate"
+    ) as error:
+        check_tickets(run.folder, run.settings, run.summary)
+    assert "\n" not in str(error.value)
+
+
+def test_a_fault_in_the_output_suite_shows_before_the_model_runs(finished_run, own_suite):
+    path = own_suite("predictions", {"largest label share": {"max_value": {"$PARAMETER": "max_share"}}})
+    run = finished_run(rows=10).with_settings(predictions_contract=str(path))
+    with pytest.raises(SettingsError, match="'max_share' in 'largest label share'"):
+        check_tickets(run.folder, run.settings, run.summary)
