@@ -6,6 +6,7 @@ Writes `token_lengths.json`. Needed only after a change of `phrases.yaml`, and t
 import itertools
 import json
 import re
+from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
@@ -24,7 +25,7 @@ def measure(tokenizer: Tokenizer) -> dict[str, int]:
     return {form: length for form, length in lengths.items() if length != 1}
 
 
-def _strings(node: object) -> "itertools.chain[str] | tuple[str]":
+def _strings(node: object) -> Iterable[str]:
     if isinstance(node, dict):
         return itertools.chain.from_iterable(_strings(value) for value in node.values())
     if isinstance(node, list):

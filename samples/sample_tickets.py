@@ -215,6 +215,8 @@ def main() -> None:
     parser.add_argument("--tickets", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.tickets < 1:
+        parser.error(f"--tickets is {options.tickets}, allowed is 1 or more")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     make_tickets(options.tickets, options.seed).write_parquet(options.output)
     print(f"{options.tickets} tickets written to {options.output}")
