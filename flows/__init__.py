@@ -1,6 +1,7 @@
 """Flows that Prefect runs. Importing the package switches the libraries' telemetry off, unless it was set."""
 
 import os
+import sys
 
 for _name, _value in {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -12,3 +13,7 @@ for _name, _value in {
     "TOKENIZERS_PARALLELISM": "true",
 }.items():
     os.environ.setdefault(_name, _value)
+
+# The terminal shows the summary and errors; the UI has every log line. `--verbose` shows them here too.
+if "--verbose" not in sys.argv:
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")

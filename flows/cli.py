@@ -1,7 +1,6 @@
 """The command line of `python -m flows.classify_tickets`."""
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -74,7 +73,6 @@ def classify(
     given = {name: value for name, value in context.params.items() if name in RunSettings.model_fields}
     given["text_columns"] = tuple(part.strip() for part in text_columns.split(",") if part.strip())
     given["contract_parameters"] = dict(_number(pair) for pair in contract_parameter or [])
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "INFO" if verbose else "CRITICAL")
     from flows.classify_tickets import classify_tickets
 
     print(report(classify_tickets(RunSettings(**given))))

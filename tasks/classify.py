@@ -31,9 +31,9 @@ def bucket_name() -> str:
 )
 def classify_bucket(bucket: Bucket, folder: Path, store: Path) -> State:
     """Score a bucket; shows as Cached if its part was there."""
-    from ticket_engine import classify
+    from ticket_engine import bucket_scoring
 
-    result = classify.classify_bucket(bucket, folder, store)
+    result = bucket_scoring.classify_bucket(bucket, folder, store)
     message = f"{result.tickets} tickets in {result.seconds:.1f} s, {result.failed} without scores"
     get_run_logger().info("Bucket %d: %s", bucket.index, message)
     return Completed(name="Cached" if result.reused else "Completed", message=message, data=result)

@@ -36,7 +36,7 @@ def classify(
         UserError: Something in frame, labels or model that the caller can put right.
     """
     from ticket_engine import stages
-    from ticket_engine.classify import classify_bucket
+    from ticket_engine.bucket_scoring import classify_bucket
     from ticket_engine.engine import prepare_engine
 
     with tempfile.TemporaryDirectory() as name:
@@ -62,4 +62,4 @@ def classify(
         for bucket in stages.plan(folder, batch_size=None, max_buckets=settings.max_buckets).buckets:
             classify_bucket(bucket, folder, store)
         stages.gather(folder, store, settings.input)
-        return pl.read_parquet(folder / PREDICTIONS_FILE)
+        return pl.read_parquet(folder / PREDICTIONS_FILE, glob=False)

@@ -90,7 +90,9 @@ def _convert_gguf(source: Path, target: Path) -> None:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     log.info("Converting the embedded model once, about half a minute")
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=EMBEDDED_GGUF)
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=EMBEDDED_GGUF, dtype=torch.float32)
@@ -168,7 +170,9 @@ def load_weights(folder: Path, dtype: str) -> "PreTrainedModel":
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
