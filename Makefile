@@ -53,5 +53,11 @@ check: .cache/installed-dev ## lint, format, import directions
 bench: .cache/installed-dev ## measure speed, write benchmarks/results.md
 	$(BIN)/python -m benchmarks.bench_engine
 
+serve: .cache/installed .cache/sample/tickets.parquet ## Prefect server, deployments and a worker on this machine
+	BIN=$(BIN) deployments/serve.sh
+
+browser: ## Chromium for the tests that look at pages (Debian, as root)
+	command -v chromium || (apt-get update && apt-get install -y chromium)
+
 clean: ## remove what runs and tests left; keeps .venv
 	rm -rf .cache/prefect .cache/sample out build dist
