@@ -1,0 +1,83 @@
+"""Which tickets people should look at, and in which order their labels are worth most."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from ticket_engine.calibration import budget_threshold, precision_threshold
+from ticket_engine.errors import SettingsError
+from ticket_engine.heads import Head
+from ticket_engine.schemas import LABEL, LOG_PROBS, PROBABILITY
+
+NEEDS_REVIEW = "needs_review"
+SECOND_LABEL, SECOND_PROBABILITY, VALUE = "second_label", "second_probability", "value"
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewRule:
+    """What was promised; at most one of the two.
+
+    Attributes:
+        precision: Share of right labels among the tickets that no one looks at, such as 0.95.
+        budget: Share of a run's tickets that may go to people, such as 0.1.
+    """
+
+    precision: float | None = None
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision is not None and self.budget is not None:
+            raise SettingsError("A promised precision and a review budget exclude each other. Give one of them.")
+
+
+def choose_review(head: Head, confidence: np.ndarray, rule: ReviewRule) -> tuple[np.ndarray, float | None]:
+    """Which tickets of a run need a look, and the confidence below which they do.
+
+    A promised precision uses what the head showed on held-out fitting tickets, so each ticket is judged by
+    itself; where no confidence keeps it, all tickets need a look. A budget ranks the run's own tickets.
+
+    Args:
+        head: With its held-out answers.
+        confidence: Highest label probability a ticket, ``(tickets,)``.
+        rule: What was promised; with neither, no ticket needs a look.
+
+    Returns:
+        bool ``(tickets,)`` and the threshold, None where nothing was promised.
+    """
+    if rule.precision is not None:
+        threshold = precision_threshold(head.held_out_confidence, head.held_out_correct, rule.precision)
+        threshold = float("inf") if threshold is None else threshold
+    elif rule.budget is not None:
+        threshold = budget_threshold(confidence, rule.budget)
+    else:
+        return np.zeros(len(confidence), dtype=bool), None
+    return confidence < threshold, threshold
+
+
+def review_rows(predictions: pl.DataFrame, needs_review: np.ndarray) -> pl.DataFrame:
+    """Tickets for people, the most valuable first: id, label, its probability, the runner-up, value.
+
+    ``value = -sum over labels of p log p``: how much the label would tell. Ties stay in input order.
+
+    Args:
+        predictions: Rows of ``predictions.parquet``; the first column is the id.
+        needs_review: bool, one a row.
+    """
+    rows = predictions.filter(pl.Series(needs_review, dtype=pl.Boolean))
+    names = np.array([field.name for field in predictions.schema[LOG_PROBS].fields])
+    log_probs = rows[LOG_PROBS].struct.unnest().to_numpy().astype(np.float64)
+    if not len(rows):
+        log_probs = np.zeros((0, len(names)))
+    second = np.argsort(-log_probs, axis=1, kind="stable")[:, 1]
+    probs = np.exp(log_probs)
+    value = -(probs * log_probs).sum(1)
+    return (
+        rows.select(rows.columns[0], LABEL, PROBABILITY)
+        .with_columns(
+            pl.Series(SECOND_LABEL, names[second], dtype=pl.String),
+            pl.Series(SECOND_PROBABILITY, probs[np.arange(len(rows)), second], dtype=pl.Float32),
+            pl.Series(VALUE, value, dtype=pl.Float32),
+        )
+        .sort(VALUE, descending=True, maintain_order=True)
+    )

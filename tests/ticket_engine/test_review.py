@@ -1,0 +1,73 @@
+"""Review: promised precision, budget, and the order of the review file."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.toy_rows import IDENTITY, LABELS, LAYERS, make_label_rows, make_rows
+from ticket_engine.errors import SettingsError
+from ticket_engine.head_fitting import FitRule, fit_head
+from ticket_engine.heads import Head, apply_head
+from ticket_engine.lexical import lexical_features
+from ticket_engine.review import ReviewRule, choose_review, review_rows
+
+
+@pytest.fixture(scope="module")
+def head() -> Head:
+    return fit_head(make_rows(500, 0), make_label_rows(), LABELS, rule=FitRule(layers=LAYERS), identity=IDENTITY)
+
+
+def test_a_promised_precision_holds_on_new_tickets(head: Head) -> None:
+    rows = make_rows(2000, 1)
+    log_probs, _ = apply_head(head, lexical_features(rows.texts, head.lexicon), rows.hidden)
+    right = log_probs.argmax(1) == rows.label_indices
+    promised = right.mean() + 0.5 * (1 - right.mean())
+    needs, threshold = choose_review(head, np.exp(log_probs.max(1)), ReviewRule(precision=promised))
+    assert 0 < threshold < 1
+    assert 0.2 < (~needs).mean() < 1
+    spread = np.sqrt(promised * (1 - promised) / (~needs).sum())
+    assert right[~needs].mean() > promised - 3 * spread
+
+
+def test_a_budget_is_a_share_of_the_run(head: Head) -> None:
+    needs, _ = choose_review(head, np.linspace(0, 1, 50), ReviewRule(budget=0.1))
+    assert needs.sum() == 5
+    assert needs[:5].all()
+
+
+def test_without_a_promise_no_ticket_needs_a_look(head: Head) -> None:
+    needs, threshold = choose_review(head, np.linspace(0, 1, 50), ReviewRule())
+    assert not needs.any()
+    assert threshold is None
+
+
+def test_a_promise_that_cannot_be_kept_sends_everything_to_people(head: Head) -> None:
+    poor = replace(head, held_out_correct=np.zeros(len(head.held_out_confidence), dtype=bool))
+    needs, threshold = choose_review(poor, np.ones(3), ReviewRule(precision=0.9))
+    assert needs.all()
+    assert threshold == float("inf")
+
+
+def test_two_promises_exclude_each_other() -> None:
+    with pytest.raises(SettingsError, match="exclude each other"):
+        ReviewRule(precision=0.9, budget=0.1)
+
+
+def test_the_review_file_begins_where_a_label_tells_most() -> None:
+    probs = np.array([[0.9, 0.1], [0.5, 0.5], [0.3, 0.7], [0.01, 0.99]])
+    predictions = pl.DataFrame(
+        {
+            "ticket_id": ["a", "b", "c", "d"],
+            "label": ["x", "x", "y", "y"],
+            "probability": probs.max(1).astype(np.float32),
+            "log_probs": [dict(zip(("x", "y"), map(float, np.log(row)), strict=True)) for row in probs],
+        }
+    )
+    rows = review_rows(predictions, np.array([True, True, True, False]))
+    assert rows["ticket_id"].to_list() == ["b", "c", "a"]
+    assert rows["second_label"].to_list() == ["y", "x", "y"]
+    assert rows["second_probability"].to_list() == pytest.approx([0.5, 0.3, 0.1])
+    assert rows["value"][0] == pytest.approx(np.log(2))
+    assert review_rows(predictions, np.zeros(4, dtype=bool)).is_empty()
