@@ -84,7 +84,9 @@ def check_predictions(
     thresholds = read_thresholds(suites, settings.contract_parameters)
     suite = with_severity(suites[0], DRIFT, CRITICAL) if settings.on_drift == "fail" else suites[0]
     predictions = prediction_table(folder / PREDICTIONS_FILE, settings.id_column)
-    quarantined = pl.read_parquet(folder / QUARANTINE_FILE, columns=[settings.id_column])[settings.id_column]
+    quarantined = pl.read_parquet(folder / QUARANTINE_FILE, columns=[settings.id_column], glob=False)[
+        settings.id_column
+    ]
     figures = _prediction_figures(predictions, read_labels(settings.labels).names) | {
         "rows": rows,
         "quarantined": len(quarantined),
@@ -111,7 +113,7 @@ def check_published(output: Path, manifest: dict) -> list[str]:
         return ["the manifest holds no output contract"]
     id_column, rows = manifest["settings"]["id_column"], manifest["rows"]["input"]
     predictions = prediction_table(output / PREDICTIONS_FILE, id_column)
-    quarantined = pl.read_parquet(output / QUARANTINE_FILE, columns=[id_column])[id_column]
+    quarantined = pl.read_parquet(output / QUARANTINE_FILE, columns=[id_column], glob=False)[id_column]
     figures = _prediction_figures(predictions, tuple(manifest["labels"])) | {"quarantined": len(quarantined)}
     expected = pl.concat([predictions[TICKET_ID].unique(), quarantined.alias(TICKET_ID)])
     table = outcome_table(expected, predictions, quarantined)

@@ -35,10 +35,10 @@ def ticket_table(folder: Path, id_column: str) -> pl.DataFrame:
 
     Both token columns are null for tickets that could not be tokenized.
     """
-    tickets = pl.scan_parquet(folder / TICKETS_FILE).select(
+    tickets = pl.scan_parquet(folder / TICKETS_FILE, glob=False).select(
         pl.selectors.by_name(id_column).alias(TICKET_ID), INPUT_INDEX, pl.col(TEXT).str.len_chars().alias(CHARACTERS)
     )
-    tokens = pl.scan_parquet(folder / TOKENS_FILE).select(INPUT_INDEX, TOKEN_LENGTH, IS_TRUNCATED)
+    tokens = pl.scan_parquet(folder / TOKENS_FILE, glob=False).select(INPUT_INDEX, TOKEN_LENGTH, IS_TRUNCATED)
     joined = tickets.join(tokens, on=INPUT_INDEX, how="left", maintain_order="left")
     return joined.drop(INPUT_INDEX).collect(engine="streaming")
 
@@ -46,7 +46,7 @@ def ticket_table(folder: Path, id_column: str) -> pl.DataFrame:
 def ticket_figures(table: pl.DataFrame, folder: Path, id_column: str, summary: ReadSummary) -> dict:
     """Figures of the input contract, by the names that a suite uses; a share of nothing is None."""
     tokenized = table[TOKEN_LENGTH].count()
-    schema = pl.scan_parquet(folder / QUARANTINE_FILE).collect_schema()
+    schema = pl.scan_parquet(folder / QUARANTINE_FILE, glob=False).collect_schema()
     texts = ["String", "Categorical", "Enum", "Null"]
     return {
         "rows": summary.rows,
@@ -64,7 +64,7 @@ def ticket_figures(table: pl.DataFrame, folder: Path, id_column: str, summary: R
 
 def input_ids(folder: Path, id_column: str) -> pl.Series:
     """Id of every input row, nulls and repeated ids included."""
-    parts = [pl.read_parquet(folder / name, columns=[id_column]) for name in (TICKETS_FILE, UNREAD_FILE)]
+    parts = [pl.read_parquet(folder / name, columns=[id_column], glob=False) for name in (TICKETS_FILE, UNREAD_FILE)]
     return pl.concat(parts)[id_column].alias(TICKET_ID)
 
 
@@ -78,7 +78,7 @@ def prediction_table(path: Path, id_column: str) -> pl.DataFrame:
         Missing and non-finite numbers are -1, a missing label is ``(none)``.
     """
     columns = pl.selectors.by_name(id_column, LABEL, PROBABILITY, MARGIN, LOG_PROBS)
-    scan = pl.scan_parquet(path).select(columns)
+    scan = pl.scan_parquet(path, glob=False).select(columns)
     rows = scan.select(pl.len()).collect().item()
     # A million rows with 77 labels: 290 MB at most; pyarrow's `iter_batches` took 610 in the same time.
     starts = range(0, max(rows, 1), CHUNK_ROWS)

@@ -37,7 +37,7 @@ class SpotCheck:
             reference; inferred from the drawn tickets only.
         confidence: Of each bound.
         worst_bucket_agreement: Lowest agreement of a bucket, None if none was sampled.
-        largest_difference: Largest difference of a label's probability.
+        largest_difference: Largest difference of a label's probability; 1 where one is not a number.
         tolerance: Most by which rounding may move a log-probability.
         seed: Of the sample.
         per_bucket: A row a bucket: ``bucket, tickets, sampled, drawn, agreed, near_ties, disagreed, upper_bound``.
@@ -88,6 +88,7 @@ def choose_sample(predictions: pl.DataFrame, size: int, seed: int) -> pl.DataFra
         The rows with ``chosen_for`` and ``bucket_tickets``, the number of predictions in the row's bucket.
     """
     rows = predictions.select(BUCKET_INDEX, MARGIN, TOKEN_LENGTH).with_row_index("row")
+    rows = rows.filter(predictions.to_series(0).is_first_distinct())  # a doubled id is the contract's to report
     chosen: dict[int, str] = {}
     if size and len(rows):
         generator = np.random.default_rng(seed)
@@ -96,10 +97,11 @@ def choose_sample(predictions: pl.DataFrame, size: int, seed: int) -> pl.DataFra
             chosen |= dict.fromkeys(generator.choice(stratum["row"].to_numpy(), count, replace=False).tolist(), RANDOM)
         chosen |= _on_purpose(rows.filter(~pl.col("row").is_in(list(chosen))), -(-size // 4))
     picked = sorted(chosen)
-    bucket_tickets = rows.select(pl.len().cast(pl.UInt32).over(BUCKET_INDEX)).to_series()
-    return predictions[picked].with_columns(
+    tickets = dict(rows.group_by(BUCKET_INDEX).len().iter_rows())
+    sample = predictions[picked]
+    return sample.with_columns(
         pl.Series(CHOSEN_FOR, [chosen[row] for row in picked], dtype=pl.String),
-        bucket_tickets[picked].alias(BUCKET_TICKETS),
+        pl.Series(BUCKET_TICKETS, [tickets[bucket] for bucket in sample[BUCKET_INDEX]], dtype=pl.UInt32),
     )
 
 
@@ -164,7 +166,7 @@ def compare(scored: pl.DataFrame, tolerance: float, seed: int, *, confidence: fl
         upper_bound=stratified_bound(buckets, confidence),
         confidence=confidence,
         worst_bucket_agreement=min((1 - row["disagreed"] / row["sampled"] for row in buckets), default=None),
-        largest_difference=float(np.abs(np.exp(mine) - np.exp(theirs)).max(initial=0.0)),
+        largest_difference=float(np.nan_to_num(np.abs(np.exp(mine) - np.exp(theirs)), nan=1.0).max(initial=0.0)),
         tolerance=tolerance,
         seed=seed,
         per_bucket=tuple({name: value for name, value in row.items() if name != "drawn_bad"} for row in buckets),

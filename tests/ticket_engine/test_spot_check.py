@@ -1,0 +1,275 @@
+"""The sample, what its answers prove, and what it finds that a plain random sample does not."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ticket_engine.results import decide
+from ticket_engine.schemas import LOG_PROBS
+from ticket_engine.spot_check import (
+    KNOWN_BEFORE,
+    LONGEST,
+    RANDOM,
+    SHORTEST,
+    SMALLEST_MARGIN,
+    allot,
+    choose_sample,
+    compare,
+    stratified_bound,
+    upper_bound,
+)
+
+LABELS = ("billing", "delivery", "returns", "account")
+
+
+def predictions(sizes: Sequence[int], *, seed: int = 0, known_before: int = 0) -> pl.DataFrame:
+    """Predictions in buckets of the given sizes, longest tickets first, and some known from an earlier run."""
+    rows = sum(sizes) + known_before
+    scores = np.random.default_rng(seed).normal(size=(rows, len(LABELS)))
+    log_probs = (scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)).astype(np.float32)
+    buckets = [*np.repeat(np.arange(len(sizes)), sizes).tolist(), *[None] * known_before]
+    ids = pl.DataFrame({"ticket_id": [f"t{row}" for row in range(rows)]})
+    return ids.hstack(decide(log_probs, LABELS)).with_columns(
+        pl.Series("token_length", np.arange(rows, 0, -1), dtype=pl.UInt32),
+        pl.Series("is_truncated", [False] * rows, dtype=pl.Boolean),
+        pl.Series("bucket_index", buckets, dtype=pl.UInt32),
+    )
+
+
+def answered(sample: pl.DataFrame, wrong: Sequence[bool] | None = None) -> pl.DataFrame:
+    """The sample with the reference's answers: the same scores, or in wrong rows another label, far beyond tolerance."""
+    scores = sample[LOG_PROBS].struct.unnest().to_numpy().reshape(-1, len(LABELS)).copy()
+    if wrong is not None:
+        scores[np.asarray(wrong)] = np.roll(scores[np.asarray(wrong)], 1, axis=1)
+    names = [LABELS[row.argmax()] for row in scores]
+    return sample.with_columns(
+        pl.Series("reference_label", names, dtype=pl.String),
+        pl.Series("reference_log_probs", scores.tolist(), dtype=pl.List(pl.Float32)),
+    )
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(0, 80), st.integers(0, 3))
+def test_a_sample_has_one_from_each_bucket_no_ticket_twice_and_the_promised_size(sizes, size, known_before):
+    table = predictions(sizes, known_before=known_before)
+    sample = choose_sample(table, size, seed=1)
+    strata = len(sizes) + (known_before > 0)
+    assert sample["ticket_id"].n_unique() == len(sample)
+    if not size:
+        assert len(sample) == 0
+        return
+    drawn = sample.filter(pl.col("chosen_for") == RANDOM)
+    assert len(drawn) == min(max(size, strata), len(table))
+    assert drawn["bucket_index"].n_unique() == strata
+    assert len(sample) - len(drawn) == min(math.ceil(size / 4), len(table) - len(drawn))
+    assert sample.drop("chosen_for", "bucket_tickets").equals(
+        table.filter(pl.col("ticket_id").is_in(sample["ticket_id"].implode()))
+    )
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 200))
+def test_draws_go_to_buckets_in_proportion_with_at_least_one_each(sizes, total):
+    counts = allot(sizes, total)
+    assert sum(counts) == min(max(total, len(sizes)), sum(sizes))
+    assert all(1 <= count <= size for count, size in zip(counts, sizes, strict=True))
+    worst = max(size / count for count, size in zip(counts, sizes, strict=True))
+    for index, count in enumerate(counts):  # taking a draw from any bucket for the worst one makes nothing better
+        if count > 1:
+            assert sizes[index] / (count - 1) >= worst - 1e-9
+
+
+def test_draws_of_equal_buckets_are_equal():
+    assert allot([100, 100, 100, 100], 32) == [8, 8, 8, 8]
+    assert allot([1000, 100, 10, 1], 30) == [25, 3, 1, 1]
+    assert allot([], 5) == []
+
+
+def test_the_same_seed_chooses_the_same_tickets_and_another_seed_others():
+    table = predictions([300, 200, 100])
+    first, again, other = (choose_sample(table, 32, seed=seed)["ticket_id"].to_list() for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_tickets_are_chosen_on_purpose_for_margin_and_length():
+    table = predictions([300, 200, 100])
+    sample = choose_sample(table, 32, seed=0)
+    assert sample["chosen_for"].value_counts().sort("chosen_for").rows() == [
+        (LONGEST, 1),
+        (RANDOM, 32),
+        (SHORTEST, 1),
+        (SMALLEST_MARGIN, 6),
+    ]
+    rest = table.filter(
+        ~pl.col("ticket_id").is_in(sample.filter(pl.col("chosen_for") == RANDOM)["ticket_id"].implode())
+    )
+    chosen = dict(sample.group_by("chosen_for").agg("ticket_id").iter_rows())
+    assert chosen[LONGEST] == [rest["ticket_id"][0]]
+    assert chosen[SHORTEST] == [rest["ticket_id"][-1]]
+    closest = rest.filter(~pl.col("ticket_id").is_in(chosen[LONGEST] + chosen[SHORTEST])).sort("margin")
+    assert set(chosen[SMALLEST_MARGIN]) == set(closest["ticket_id"][:6])
+
+
+def test_a_doubled_ticket_is_sampled_once():
+    table = predictions([20])
+    sample = choose_sample(pl.concat([table, table]), 40, seed=0)
+    assert sorted(sample["ticket_id"]) == sorted(table["ticket_id"])
+
+
+def test_equal_answers_are_full_agreement():
+    result = compare(answered(choose_sample(predictions([300, 200]), 32, 0)), 1e-4, seed=0)
+    assert (result.sampled, result.agreed, result.near_ties, result.disagreed) == (40, 40, 0, 0)
+    assert result.agreement == result.worst_bucket_agreement == 1.0
+    assert result.largest_difference == 0.0
+    assert result.disagreeing_ids == ()
+
+
+def test_other_answers_are_counted_by_bucket_and_by_reason_and_named():
+    sample = choose_sample(predictions([300, 200], known_before=50), 32, 0)
+    wrong = (sample["bucket_index"] == 1).fill_null(False)
+    result = compare(answered(sample, wrong), 1e-4, seed=5)
+    assert result.seed == 5
+    assert result.disagreed == wrong.sum() == result.sampled - result.agreed
+    assert result.agreement == pytest.approx(1 - wrong.mean())
+    assert result.worst_bucket_agreement == 0.0
+    assert [row["bucket"] for row in result.per_bucket] == [0, 1, KNOWN_BEFORE]
+    assert [row["tickets"] for row in result.per_bucket] == [300, 200, 50]
+    assert [row["disagreed"] for row in result.per_bucket] == [0, wrong.sum(), 0]
+    assert result.per_bucket[1]["upper_bound"] == 1.0
+    assert set(result.disagreeing_ids) == set(sample.filter(wrong)["ticket_id"].head(20))
+    reasons = {row["chosen_for"]: row for row in result.chosen_for}
+    drawn_wrong = sample.filter(wrong & (sample["chosen_for"] == RANDOM))
+    assert reasons[RANDOM] == {
+        "chosen_for": RANDOM,
+        "sampled": result.drawn,
+        "near_ties": 0,
+        "disagreed": len(drawn_wrong),
+    }
+    assert sum(row["sampled"] for row in result.chosen_for) == result.sampled
+
+
+def pair(mine: tuple[float, float], theirs: tuple[float, float]) -> pl.DataFrame:
+    """A sample of one ticket with two labels, from both scorers' log-probabilities."""
+    names = ("yes", "no")
+    frame = decide(np.array([mine], dtype=np.float32), names)
+    return frame.select(pl.lit("t0").alias("ticket_id"), pl.all()).with_columns(
+        pl.lit(0, pl.UInt32).alias("bucket_index"),
+        pl.lit(RANDOM).alias("chosen_for"),
+        pl.lit(10, pl.UInt32).alias("bucket_tickets"),
+        pl.lit(names[int(np.argmax(theirs))]).alias("reference_label"),
+        pl.Series("reference_log_probs", [list(theirs)], dtype=pl.List(pl.Float32)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "near_ties"),
+    [
+        ((-0.65, -0.74), (-0.74, -0.65), 1),  # gaps of 0.09 each: 0.18 <= 0.2
+        ((-0.60, -0.79), (-0.695, -0.691), 1),  # 0.19 and 0.004
+        ((-0.60, -0.79), (-0.74, -0.65), 0),  # 0.19 and 0.09 cannot come from 0.1 of rounding
+        ((-0.05, -3.0), (-0.74, -0.65), 0),
+    ],
+)
+def test_a_near_tie_is_a_label_that_rounding_within_the_tolerance_can_turn(mine, theirs, near_ties):
+    result = compare(pair(mine, theirs), tolerance=0.1, seed=0)
+    assert (result.near_ties, result.disagreed) == (near_ties, 1 - near_ties)
+    assert result.agreed == 0
+    assert result.agreement == near_ties
+
+
+def test_a_label_outside_the_set_is_never_a_near_tie():
+    frame = pair((-0.69, -0.7), (-0.7, -0.69)).with_columns(pl.lit("weather").alias("label"))
+    assert compare(frame, tolerance=0.1, seed=0).disagreed == 1
+
+
+def test_scores_that_are_not_numbers_do_not_hide_behind_an_equal_label():
+    frame = pair((float("nan"), -0.7), (-0.7, -0.69)).with_columns(pl.lit("no").alias("label"))
+    assert compare(frame, tolerance=0.1, seed=0).largest_difference == 1.0
+
+
+def test_an_empty_sample_proves_nothing():
+    for table, size in ((predictions([20]), 0), (predictions([0]), 32)):
+        result = compare(answered(choose_sample(table, size, 0)), 1e-4, seed=0)
+        assert (result.sampled, result.agreement, result.worst_bucket_agreement, result.upper_bound) == (
+            0,
+            None,
+            None,
+            1.0,
+        )
+        assert "no ticket" in result.one_line()
+
+
+@pytest.mark.parametrize(
+    ("errors", "drawn", "bound"),
+    [(0, 1, 0.95), (0, 32, 0.0894), (0, 300, 0.00994), (1, 32, 0.13985), (3, 100, 0.0757), (5, 5, 1.0), (0, 0, 1.0)],
+)
+def test_the_bound_is_that_of_clopper_and_pearson(errors, drawn, bound):
+    assert upper_bound(errors, drawn) == pytest.approx(bound, abs=5e-5)
+    if 0 < bound < 1:  # the bound is the rate at which so few errors have a chance of 5 %
+        rate = upper_bound(errors, drawn)
+        chance = sum(math.comb(drawn, k) * rate**k * (1 - rate) ** (drawn - k) for k in range(errors + 1))
+        assert chance == pytest.approx(0.05)
+
+
+def test_a_bucket_that_was_scored_wholly_has_its_true_rate_as_bound():
+    sample = choose_sample(predictions([4, 3]), 32, 0)
+    result = compare(answered(sample, sample["ticket_id"] == "t0"), 1e-4, 0)
+    assert [row["upper_bound"] for row in result.per_bucket] == [0.25, 0.0]
+    assert result.upper_bound == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize("faults", [(0.0, 0.1, 0.0), (0.03, 0.03, 0.03), (0.2, 0.0, 0.0), (0.0, 0.0, 0.5)])
+def test_the_bound_of_a_stratified_sample_holds_as_often_as_it_says(faults):
+    sizes, size, rounds = (900, 90, 10), 40, 4000
+    drawn = np.array(allot(list(sizes), size))
+    truth = sum(n * p for n, p in zip(sizes, faults, strict=True)) / sum(sizes)
+    wrong = [int(n * p) for n, p in zip(sizes, faults, strict=True)]
+    found = np.random.default_rng(11).hypergeometric(
+        wrong, np.array(sizes) - np.array(wrong), drawn, size=(rounds, len(sizes))
+    )
+    bounds = [
+        stratified_bound(
+            [{"tickets": n, "drawn": k, "drawn_bad": x} for n, k, x in zip(sizes, drawn, row, strict=True)]
+        )
+        for row in found
+    ]
+    assert np.mean(np.array(bounds) >= truth) >= 0.95
+
+
+def test_a_bound_without_the_weights_would_promise_too_much():
+    buckets = [{"tickets": 900, "drawn": 1, "drawn_bad": 0}] + [{"tickets": 1, "drawn": 1, "drawn_bad": 0}] * 29
+    assert upper_bound(0, 30) < 0.1
+    assert stratified_bound(buckets) == 1.0  # one ticket says nothing about the 900 that matter
+
+
+@pytest.mark.parametrize("bucket", range(8))
+def test_a_fault_that_fills_one_bucket_is_always_caught(bucket):
+    sizes = (400, 300, 100, 60, 60, 40, 30, 10)
+    table = predictions(sizes)
+    for seed in range(50):
+        sample = choose_sample(table, 32, seed)
+        result = compare(answered(sample, sample["bucket_index"] == bucket), 1e-4, seed)
+        assert result.worst_bucket_agreement == 0.0
+        assert result.per_bucket[bucket]["disagreed"] > 0
+        assert result.agreement < 0.99
+
+
+def test_the_same_fault_escapes_a_plain_random_sample_as_often_as_theory_says():
+    sizes, size, rounds = (400, 300, 100, 60, 60, 40, 30, 10), 32, 4000
+    table = predictions(sizes)
+    generator = np.random.default_rng(2)
+    buckets = table["bucket_index"].to_numpy()
+    draws = np.stack([generator.choice(len(table), size, replace=False) for _ in range(rounds)])
+    for bucket, tickets in enumerate(sizes):
+        share = tickets / len(table)
+        escaped = (buckets[draws] != bucket).all(axis=1).mean()
+        # without replacement a little less than (1 - share) ** size: 0.72 and not 0.73 for the last bucket
+        exact = math.comb(len(table) - tickets, size) / math.comb(len(table), size)
+        spread = 4 * math.sqrt(exact * (1 - exact) / rounds)
+        assert escaped == pytest.approx(exact, abs=spread + 1e-12)
+        assert exact <= (1 - share) ** size
+        assert exact == pytest.approx((1 - share) ** size, abs=0.02)
+    assert exact > 0.7
