@@ -96,9 +96,7 @@ def read_tickets(
     """
     table = open_table(source)
     texts = _check_columns(table, id_column, text_columns)
-    ids = table.read([id_column], rows=limit)[id_column].alias(
-        "id"
-    )  # Series methods take a name like ^x$ for a pattern
+    ids = table.read([id_column], rows=limit).to_series().alias("id")  # Series methods take ^x$ for a pattern
     repeated = ids.is_first_distinct().not_()
     rejected, lengths = [], []
     empty = _judge(table.schema.to_frame(), id_column, texts, repeated=repeated.clear(), start=0)
@@ -144,7 +142,8 @@ def write_quarantine(table: TicketTable, folder: Path, rejected: pl.DataFrame) -
     id_column, columns = rejected.columns[0], list(table.schema)
     own_names = _names_beside_reason(columns)
     parts = folder / "quarantine"
-    parts.mkdir(exist_ok=True)
+    shutil.rmtree(parts, ignore_errors=True)  # of an attempt that failed half-way
+    parts.mkdir()
     chunks = rejected.sort(INPUT_INDEX).group_by(pl.col(INPUT_INDEX) // QUARANTINE_ROWS, maintain_order=True)
     for (number,), chunk in chunks:
         start = chunk[INPUT_INDEX][0]

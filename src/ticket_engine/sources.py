@@ -200,7 +200,7 @@ def _shared_schema(files: list[str]) -> pl.Schema:
     shared = pl.Schema()
     for index, path in enumerate(files):
         try:
-            schema = pl.Schema(pl.read_parquet_schema(path))
+            schema = pl.scan_parquet(path, glob=False, hive_partitioning=False).collect_schema()
         except READ_ERRORS as error:
             raise _as_input_error(path, error, local=True) from error
         if index == 0:

@@ -35,7 +35,10 @@ def read(
         source = folder / "input.parquet"
         table.write_parquet(source, row_group_size=4)
     summary = read_tickets(str(source), folder, id_column=id_column, text_columns=text_columns, limit=limit)
-    return summary, pl.read_parquet(folder / "tickets.parquet"), pl.read_parquet(folder / "quarantine.parquet")
+    tickets, quarantine = (
+        pl.read_parquet(folder / f"{name}.parquet", glob=False) for name in ("tickets", "quarantine")
+    )
+    return summary, tickets, quarantine
 
 
 def refusal(table: pl.DataFrame | Path, folder: Path, **columns: object) -> str:
@@ -205,7 +208,10 @@ def test_a_thousand_row_groups_are_read_as_one_table(tmp_path: Path) -> None:
     assert tickets["text"].to_list() == table["body"].to_list()
 
 
-def test_tickets_rejected_late_join_the_quarantine_whole_and_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["run", ".run_date=2026-12-01.work", "ticket_id=[7]*"])
+def test_tickets_rejected_late_join_the_quarantine_whole_and_in_order(tmp_path: Path, name: str) -> None:
+    tmp_path = tmp_path / name
+    tmp_path.mkdir()
     table = pl.DataFrame(
         {"ticket_id": ["a", "b", "c", "c", "d"], "body": ["v", " ", "w", "x", "y"], "more": [1, 2, 3, 4, 5]}
     )
@@ -219,7 +225,7 @@ def test_tickets_rejected_late_join_the_quarantine_whole_and_in_order(tmp_path: 
     assert quarantine_late(source, tmp_path, tmp_path / "failed.parquet") == 4
     reasons = ["text merges with the prompt", "no text", "repeated id", "scores are not finite"]
     expected = table[[0, 1, 3, 4]].with_columns(pl.Series("reason", reasons))
-    assert_frame_equal(pl.read_parquet(tmp_path / "quarantine.parquet"), expected)
+    assert_frame_equal(pl.read_parquet(tmp_path / "quarantine.parquet", glob=False), expected)
     before = (tmp_path / "quarantine.parquet").read_bytes()
     failed.clear().write_parquet(tmp_path / "failed.parquet")
     assert quarantine_late(source, tmp_path, tmp_path / "failed.parquet") == 2
@@ -236,6 +242,13 @@ def test_a_table_that_changed_since_it_was_read_is_refused(tmp_path: Path, chang
     changed.write_parquet(tmp_path / "input.parquet")
     with pytest.raises(InputError, match="changed while it was read"):
         quarantine_late(str(tmp_path / "input.parquet"), tmp_path, tmp_path / "failed.parquet")
+
+
+def test_leavings_of_an_earlier_attempt_do_not_get_into_the_quarantine(tmp_path: Path) -> None:
+    (tmp_path / "quarantine").mkdir()
+    pl.DataFrame({"ticket_id": ["old"]}).write_parquet(tmp_path / "quarantine" / "000007.parquet")
+    _, _, quarantine = read(pl.DataFrame({"ticket_id": ["a", "a"], "body": ["x", "y"]}), tmp_path)
+    assert quarantine.rows() == [("a", "y", "repeated id")]
 
 
 @needs_shared
