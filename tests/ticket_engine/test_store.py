@@ -37,6 +37,7 @@ def test_a_part_reads_back_exactly_as_it_was_written(tmp_path: Path) -> None:
     expected = np.random.default_rng(7).normal(size=(40, 3)).astype(np.float32)
     expected[2] = np.nan
     np.testing.assert_array_equal(frame[LOG_PROBS].to_numpy(), expected)
+    assert list(path.parent.iterdir()) == [path]
     assert frame[REASON].to_list() == [None, None, "scores are not finite"] + [None] * 37
 
 
