@@ -73,8 +73,9 @@ def check_words(check: dict) -> str:
     """The spot check in one phrase."""
     if not check["sampled"]:
         return "none taken"
+    ties = f", {check['near_ties']} within rounding of two labels" if check["near_ties"] else ""
     return (
-        f"{check['agreed']} of {check['sampled']} tickets got the same label from the slow scorer"
-        + (f", {check['near_ties']} near-ties" if check["near_ties"] else "")
-        + f"; at most {check['upper_bound']:.1%} of all differ (95 % confidence)"
+        f"{check['agreement']:.3f}: of {check['sampled']} tickets scored again by the slow scorer {check['agreed']} got "
+        f"the same label{ties}, {check['disagreed']} another; at most {check['upper_bound']:.1%} of all differ "
+        f"({check['confidence']:.0%} confidence)"
     )
