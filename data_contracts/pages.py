@@ -1,6 +1,6 @@
 """The page of one contract: Great Expectations' Data Docs in a frame of our own that needs no network.
 
-The stock templates fetch Bootstrap, jQuery, fonts and a logo from seven hosts, and without them show empty
+The stock templates fetch Bootstrap, jQuery, fonts and a logo from the network, and without them show empty
 tables. Here the same renderers fill `templates/page.j2`: one file, style inside, no script.
 """
 
