@@ -115,10 +115,10 @@ def exit_threshold(
 ) -> float | None:
     """Least confidence at which a stage may decide a ticket; None if the stage should decide none.
 
-    Going down from the surest ticket, ``lost - gained + sqrt(lost + gained)`` stays within
+    Going down from the surest ticket, ``lost - gained + sqrt(lost + gained + 1/4)`` stays within
     ``allowed_loss`` of all tickets all along: tickets that the stage gets wrong and the deeper stage
     right, less those the other way round, plus one standard error. Without the error term few rows gave
-    lucky thresholds (docs/log.md).
+    lucky thresholds (docs/log.md); with it, fewer than ``1 / (2 * allowed_loss)`` tickets allow none.
 
     Args:
         confidence: The stage's highest label probability on held-out tickets.
@@ -129,7 +129,7 @@ def exit_threshold(
     order = np.argsort(-confidence, kind="stable")
     ordered = confidence[order]
     difference = deeper_correct[order].astype(int) - correct[order].astype(int)
-    loss = np.cumsum(difference) + EXIT_ERRORS * np.sqrt(np.cumsum(np.abs(difference)))
+    loss = np.cumsum(difference) + EXIT_ERRORS * np.sqrt(np.cumsum(np.abs(difference)) + 0.25)
     too_many = np.flatnonzero(loss > allowed_loss * len(order))
     last = int(too_many[0]) if len(too_many) else len(order)
     while 0 < last < len(order) and ordered[last - 1] == ordered[last]:

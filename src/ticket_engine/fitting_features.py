@@ -48,11 +48,11 @@ def collect_fitting_rows(folder: Path, labels: Sequence[Label], depths: tuple[in
 
     Args:
         folder: Working folder with the engine's spec.
-        labels: In order; each gives one label row.
+        labels: In order; each gives label rows, see `label_texts`.
         depths: Layers after which to pool; may be empty, then no model is loaded.
         rows: From `choose_rows`.
     """
-    texts = [label_text(label) for label in labels]
+    texts, _ = label_texts(labels)
     hidden: dict[str, np.ndarray] = {}
     if depths:
         engine = load_engine(folder)
@@ -81,11 +81,7 @@ def read_fitting_rows(folder: Path, labels: Sequence[Label]) -> tuple[FittingRow
         rows[LABEL_INDEX].to_numpy().astype(np.int64),
         {block: values[:count] for block, values in hidden.items()},
     )
-    label_rows = FittingRows(
-        [label_text(label) for label in labels],
-        np.arange(len(labels)),
-        {block: values[count:] for block, values in hidden.items()},
-    )
+    label_rows = FittingRows(*label_texts(labels), {block: values[count:] for block, values in hidden.items()})
     return tickets, label_rows
 
 
@@ -96,9 +92,18 @@ def count_layers(model_folder: Path) -> int:
     return AutoConfig.from_pretrained(model_folder, local_files_only=True).get_text_config().num_hidden_layers
 
 
-def label_text(label: Label) -> str:
-    """A label as a text that can stand in for a ticket: what it is called and what it means."""
-    return f"{label.text}: {label.description}" if label.description else label.text
+def label_texts(labels: Sequence[Label]) -> tuple[list[str], np.ndarray]:
+    """Texts that stand in for tickets of a label, and the label's index of each: name and meaning, name, meaning.
+
+    The three together were best without any labelled ticket (mean over seven sets 0.56, the first alone 0.48).
+    """
+    texts, indices = [], []
+    for index, label in enumerate(labels):
+        described = [f"{label.text}: {label.description}", label.text, label.description]
+        made = described if label.description else [label.text]
+        texts += made
+        indices += [index] * len(made)
+    return texts, np.array(indices, dtype=np.int64)
 
 
 def hidden_of(engine: Engine, ids: Sequence[np.ndarray], depths: tuple[int, ...]) -> dict[Block, np.ndarray]:

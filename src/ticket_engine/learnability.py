@@ -20,7 +20,7 @@ def chance_of_random_labels(design: Design, blocks: Sequence[Block], seed: int) 
     rows = np.sort(rng.permutation(tickets)[:PERMUTATION_ROWS])
     rows = np.concatenate([rows, np.arange(tickets, len(design.counted))])
     shares = {None: 0.5 if blocks else 1.0, **{block: 0.5 / len(blocks) for block in blocks}}
-    made, counted = decompose(design.kernel(shares, rows)), design.counted[rows]
+    made, counted = decompose(design.kernel(shares, rows), design.row_weights[rows]), design.counted[rows]
     targets = design.targets[rows]
     true = fit_ridge(made, targets, counted=counted).error
     as_good = 0

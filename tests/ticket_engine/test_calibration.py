@@ -111,3 +111,10 @@ def test_a_lucky_stage_needs_more_than_luck() -> None:
     assert (
         confidence >= exit_threshold(confidence, correct, deeper, 0.005)
     ).sum() == 11  # the gain alone is no loss; with the loss behind it the error counts
+
+
+def test_too_few_tickets_to_see_the_allowed_loss_allow_no_stage() -> None:
+    right = np.ones(99, dtype=bool)
+    assert exit_threshold(np.linspace(1, 0.1, 99), right, right, 0.005) is None
+    right = np.ones(100, dtype=bool)
+    assert exit_threshold(np.linspace(1, 0.1, 100), right, right, 0.005) == pytest.approx(0.1)

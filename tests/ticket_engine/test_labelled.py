@@ -105,7 +105,9 @@ def test_collected_states_equal_those_of_each_ticket_alone(fitted_folder: Path) 
     rows = choose_rows(fitted_folder, most=100, seed=0)
     collect_fitting_rows(fitted_folder, labels, (1, 3), rows)
     tickets, label_rows = read_fitting_rows(fitted_folder, labels)
-    assert label_rows.texts == ["billing: money", "delivery"]
+    assert label_rows.texts == ["billing: money", "billing", "money", "delivery"]
+    assert label_rows.label_indices.tolist() == [0, 0, 0, 1]
+    assert len(label_rows.hidden[Block(1, MEAN)]) == 4
     assert set(tickets.hidden) == {Block(depth, pooling) for depth in (1, 3) for pooling in (MEAN, LAST)}
     engine = load_engine(fitted_folder)
     for row, ids in enumerate(rows["token_ids"]):
