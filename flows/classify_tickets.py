@@ -7,7 +7,7 @@ from prefect import flow
 from tasks.artifacts import show_plan, show_run
 from tasks.bucket import bucket, find_scored
 from tasks.classify import classify_buckets
-from tasks.naming import name_run, start_name
+from tasks.naming import name_run, scheduled_day, start_name
 from tasks.prepare import prepare
 from tasks.read import read
 from tasks.tokenize import tokenize
@@ -28,7 +28,7 @@ def classify_tickets(settings: RunSettings) -> dict:
         UserError: Something in settings, input, labels or model that the caller can put right.
         RefusedError: A contract does not hold; nothing was published.
     """
-    settings = settings.resolved()
+    settings = settings.resolved(scheduled_day())
     output, store = Path(settings.output), Path(settings.store)
     with claimed_output(output) as folder:
         rows = read(settings, folder)

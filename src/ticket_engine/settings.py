@@ -118,13 +118,16 @@ class RunSettings(BaseModel):
         default="warn", title="On drift", description="What a shifted label distribution does to the run."
     )
 
-    def resolved(self) -> Self:
+    def resolved(self, day: date) -> Self:
         """The same settings with date templates filled in and a store named.
+
+        Args:
+            day: The run date where the settings name none.
 
         Raises:
             SettingsError: A template names something other than run_date, year, month or day.
         """
-        day = date.fromisoformat(self.run_date) if self.run_date else date.today()
+        day = date.fromisoformat(self.run_date) if self.run_date else day
         words = {"run_date": day.isoformat(), "year": f"{day:%Y}", "month": f"{day:%m}", "day": f"{day:%d}"}
         try:
             source, labels, output = (text.format_map(words) for text in (self.input, self.labels, self.output))
