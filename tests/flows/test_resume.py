@@ -1,6 +1,6 @@
 """Runs that are killed: nothing half-written is seen, nothing finished is done again, the next run completes.
 
-Four random moments by default; ``KILLS=20 pytest tests/flows/test_resume.py`` tries more.
+Two random moments by default; ``KILLS=20 pytest tests/flows/test_resume.py`` tries more.
 """
 
 import json
@@ -18,7 +18,7 @@ import polars as pl
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("KILLS", "4"))
+KILLS = int(os.environ.get("KILLS", "2"))
 TICKETS = 400
 pytestmark = pytest.mark.slow
 
