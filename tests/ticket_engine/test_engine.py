@@ -169,19 +169,24 @@ def test_a_slower_execution_than_the_best_may_always_be_asked_for(make_run: Call
     assert not read_spec(make_run([], execution="sequential")).prefix_cache
 
 
-def test_prompt_and_longest_ticket_must_fit_the_models_positions(make_run: Callable[..., Path]) -> None:
+def test_prompt_and_longest_ticket_must_fit_the_models_positions(
+    make_run: Callable[..., Path], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    short = shutil.copytree(tiny_model("llama"), tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 600}))
     with pytest.raises(SettingsError) as caught:
-        make_run([], max_ticket_tokens=2048)
+        make_run([], model=short, max_ticket_tokens=600)
     most = int(str(caught.value).split("to at most ")[1].split(",")[0])
-    assert "the model has 2048 positions" in str(caught.value)
-    folder = make_run([], max_ticket_tokens=most)
+    assert "the model has 600 positions" in str(caught.value)
+    folder = make_run([], model=short, max_ticket_tokens=most)
     spec = read_spec(folder)
-    assert len(spec.prompt.prefix_ids) + most + len(spec.prompt.ending_ids) + 1 == 2048
+    assert len(spec.prompt.prefix_ids) + most + len(spec.prompt.ending_ids) + 1 == 600
     engine = load_engine(folder)
     tickets = random_tickets([most])
     np.testing.assert_allclose(engine.score(tickets)[0], engine.reference(tickets[0]), atol=1e-4)
     with pytest.raises(SettingsError):
-        make_run([], max_ticket_tokens=most + 1)
+        make_run([], model=short, max_ticket_tokens=most + 1)
 
 
 class Cramped(Engine):

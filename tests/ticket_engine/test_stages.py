@@ -182,6 +182,15 @@ def test_tickets_that_fail_late_are_in_quarantine_whole_and_every_row_has_one_ou
     assert sorted([*made["ticket_id"], *quarantine["ticket_id"]]) == sorted(f"t{row}" for row in range(15))
 
 
+def test_tickets_that_failed_in_one_run_are_tried_again_in_the_next_and_no_others(
+    make_run: Callable[..., Path], poisoned_model: Path, tmp_path: Path, texts: list[str]
+) -> None:
+    run(make_run([*texts, "Die Straße ist gesperrt."], model=poisoned_model), tmp_path)
+    plan, summary = run(make_run([*texts, "Die Straße ist gesperrt."], model=poisoned_model), tmp_path)
+    assert (plan.stored, [bucket.tickets for bucket in plan.buckets]) == (11, [1])
+    assert (summary.predictions, summary.failed) == (12, 1)
+
+
 @pytest.mark.parametrize("nothing", [[], ["", "  "]])
 def test_a_table_without_tickets_ends_with_empty_predictions(
     make_run: Callable[..., Path], tmp_path: Path, nothing: list[str]
