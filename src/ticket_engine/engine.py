@@ -31,6 +31,7 @@ SPEC_FILE = "engine.json"
 TOKENIZER_FILE = "tokenizer.json"
 SCORE_VERSION = 1  # raise when scores change for the same model, prompt and ticket
 DEFAULT_TOKEN_BUDGET = 2048
+NO_BUDGET = 2**31  # fixed batches are cut by a budget only if the user names one
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 
@@ -129,7 +130,7 @@ def prepare_engine(settings: RunSettings, folder: Path) -> EngineSpec:
         prefix_cache=settings.prefix_cache,
         max_ticket_tokens=settings.max_ticket_tokens,
         truncate=settings.truncate,
-        token_budget=settings.token_budget or DEFAULT_TOKEN_BUDGET,
+        token_budget=settings.token_budget or (NO_BUDGET if settings.batch_size else DEFAULT_TOKEN_BUDGET),
         probe=choice.as_dict(),
     )
     spec = replace(spec, execution=_choose_execution(config, spec))

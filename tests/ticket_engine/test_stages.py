@@ -151,6 +151,20 @@ def test_execution_and_batch_size_do_not_change_the_answers(
         assert plan.batches == 3
 
 
+def test_a_batch_size_of_32_is_the_published_scheme_unless_a_token_budget_is_named_too(
+    make_run: Callable[..., Path],
+) -> None:
+    texts = [f"My parcel number {number} has not arrived. " * 12 for number in range(70)]
+    folder = make_run(texts, batch_size=32)
+    stages.tokenize(folder)
+    plan = stages.plan(folder, batch_size=32, max_buckets=256)
+    assert plan.batches == 3
+    assert plan.real_positions > 3 * 2048
+    folder = make_run(texts, batch_size=32, token_budget=1000)
+    stages.tokenize(folder)
+    assert stages.plan(folder, batch_size=32, max_buckets=256).batches > 3
+
+
 def test_the_spot_checks_rescoring_gives_the_reference_beside_each_sampled_prediction(
     make_run: Callable[..., Path], tmp_path: Path, texts: list[str]
 ) -> None:

@@ -25,6 +25,7 @@ from ticket_engine.tokenization import (
 )
 
 LABELS = LabelSet((Label("billing", "invoices"), Label("returns", "goods sent back")))
+REAL_TICKETS = Path(__file__).parents[3] / "shared" / "data" / "tickets"
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 pieces = st.sampled_from(
@@ -255,3 +256,25 @@ def test_an_empty_table_gives_empty_tables_with_the_same_columns(
     assert tokens.schema["ticket_id"] == pl.Int32
     assert tokens.schema["token_ids"] == pl.List(pl.UInt32)
     assert pl.read_parquet(tmp_path / "rejected.parquet").columns == ["ticket_id", "input_index", "reason"]
+
+
+@pytest.mark.slow
+def test_real_tickets_in_the_real_models_prompt_are_the_tokens_of_the_whole_prompt(
+    embedded_model: Path, tmp_path: Path
+) -> None:
+    from ticket_engine.models import load_tokenizer
+
+    tables = sorted(REAL_TICKETS.glob("*.dev.parquet"))
+    if not tables:
+        pytest.skip("../shared/data/tickets is not there")
+    model_tokenizer = load_tokenizer(embedded_model)
+    prompt = build_prompt(model_tokenizer, LABELS)
+    (tmp_path / "tokenizer.json").write_text(model_tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
+    tokenizer = load_ticket_tokenizer(tmp_path / "tokenizer.json", prompt, max_ticket_tokens=100_000, truncate="end")
+    for table in tables:
+        texts = [text.strip() for text in pl.read_parquet(table)["body"].drop_nulls().head(150) if text.strip()]
+        made = tokenizer.encode(texts)
+        assert made.fits_prompt.all(), table.name
+        for text, ids in zip(texts, ids_of(made), strict=True):
+            if not any(special in text for special in model_tokenizer.all_special_tokens):
+                assert [*prompt.prefix_ids, *ids, *prompt.ending_ids] == whole_ids(model_tokenizer, text), table.name
