@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from ticket_engine.engine import TOKENIZER_FILE, Engine, load_engine
+from ticket_engine.errors import ScoringError
 from ticket_engine.head_designs import FittingRows
 from ticket_engine.heads import LAST, MEAN, Block
 from ticket_engine.labelled import GOLD_FILE, LABEL_INDEX, hash_rows
@@ -113,6 +114,9 @@ def hidden_of(engine: Engine, ids: Sequence[np.ndarray], depths: tuple[int, ...]
         engine: With packed execution.
         ids: Token ids of each ticket, without prompt.
         depths: Growing numbers of layers.
+
+    Raises:
+        ScoringError: A value is not finite.
     """
     made: dict[Block, np.ndarray] = {}
     lengths = np.array([len(row) for row in ids])
@@ -123,6 +127,10 @@ def hidden_of(engine: Engine, ids: Sequence[np.ndarray], depths: tuple[int, ...]
                 if block not in made:
                     made[block] = np.empty((len(ids), values.shape[1]), dtype=np.float32)
                 made[block][batch] = values
+    for block, values in made.items():
+        bad = int((~np.isfinite(values)).any(1).sum())
+        if bad:
+            raise ScoringError(f"{bad} of {len(ids)} tickets have hidden states that are not finite ({block.key}).")
     return made
 
 

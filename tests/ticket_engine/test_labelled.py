@@ -8,7 +8,7 @@ import pytest
 
 from ticket_engine import stages
 from ticket_engine.engine import load_engine
-from ticket_engine.errors import InputError, LabelsError
+from ticket_engine.errors import InputError, LabelsError, ScoringError
 from ticket_engine.fitting_features import choose_rows, collect_fitting_rows, count_layers, hidden_of, read_fitting_rows
 from ticket_engine.heads import LAST, MEAN, Block
 from ticket_engine.labelled import GOLD_FILE, hash_rows, read_labelled
@@ -120,6 +120,20 @@ def test_text_alone_needs_no_model(fitted_folder: Path) -> None:
     rows = choose_rows(fitted_folder, most=100, seed=0)
     collect_fitting_rows(fitted_folder, [Label("billing", ""), Label("delivery", "")], (), rows)
     assert read_fitting_rows(fitted_folder, [Label("billing", ""), Label("delivery", "")])[0].hidden == {}
+
+
+def test_hidden_states_that_are_not_finite_are_an_error(fitted_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load_engine(fitted_folder)
+    true = engine.features
+
+    def broken(ids: list, depths: tuple) -> list:
+        features = true(ids, depths)
+        features[0].mean[0] = np.nan
+        return features
+
+    monkeypatch.setattr(engine, "features", broken)
+    with pytest.raises(ScoringError, match="1 of 2 tickets"):
+        hidden_of(engine, [np.array([5, 6]), np.array([7])], (1,))
 
 
 def test_layers_are_those_of_the_configuration(tiny_model) -> None:
