@@ -4,6 +4,7 @@ from pathlib import Path
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
+from tasks.pictures import PICTURE, as_markdown
 from ticket_engine.bucket_files import BucketPlan
 
 MOST_ROWS = 256
@@ -28,12 +29,28 @@ def show_plan(plan: BucketPlan) -> None:
 def show_run(manifest: dict) -> None:
     """The summary of a published run, its spot check, and links to its folder and pages."""
     output = Path(manifest["settings"]["output"]).resolve()
-    create_markdown_artifact(run_markdown(manifest), key="run-summary", description="Run summary")
+    text = run_markdown(manifest) + "\n\n" + as_markdown(output / PICTURE)
+    create_markdown_artifact(text, key="run-summary", description="Run summary")
+    create_table_artifact(contract_rows(manifest), key="contracts", description="What was expected and what was found")
     per_bucket = manifest["spot_check"].get("per_bucket") or []
     create_table_artifact(list(per_bucket), key="spot-check", description="Spot check by bucket")
     create_link_artifact(output.as_uri(), key="output-folder", link_text="Output folder", description="Published files")
     page = output / "data_docs" / "index.html"
     create_link_artifact(page.as_uri(), key="contract-pages", link_text="Contract pages", description="Data Docs")
+
+
+def contract_rows(manifest: dict) -> list[dict]:
+    """A row an expectation of both contracts."""
+    return [
+        {
+            "contract": stage,
+            "what is expected": item["name"],
+            "found": item["observed"],
+            "verdict": "passed" if item["passed"] else item["severity"],
+        }
+        for stage, report in manifest["contracts"].items()
+        for item in report["expectations"]
+    ]
 
 
 def run_markdown(manifest: dict) -> str:

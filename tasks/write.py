@@ -5,12 +5,12 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-import polars as pl
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from data_contracts.reports import DOCS_FOLDER, ContractReport
+from tasks.pictures import PICTURE, draw_labels
 from tasks.timing import read_seconds, stage_seconds
 from ticket_engine.errors import RefusedError
 from ticket_engine.publish import keep_refused, publish, write_manifest
@@ -40,6 +40,7 @@ def write(settings: RunSettings, folder: Path, results: tuple) -> dict:
 
     with stage_seconds(folder, "write"):
         staged = _stage(folder)
+        draw_labels(results[3].label_counts, staged / PICTURE)
     manifest = make_manifest(settings, folder, [_plain(result) for result in results], read_seconds(folder))
     manifest = {"created": datetime.now(UTC).isoformat(timespec="seconds")} | manifest
     output = Path(settings.output)
@@ -61,10 +62,9 @@ def _stage(folder: Path) -> Path:
     staged.mkdir()
     for name in (PREDICTIONS_FILE, QUARANTINE_FILE):
         if (folder / name).is_file():
-            pl.scan_parquet(folder / name).sink_parquet(staged / name)
-    for name in (DOCS_FOLDER, "labels.png"):
-        if (folder / name).exists():
-            shutil.move(folder / name, staged / name)
+            shutil.copyfile(folder / name, staged / name)
+    if (folder / DOCS_FOLDER).exists():
+        shutil.move(folder / DOCS_FOLDER, staged / DOCS_FOLDER)
     return staged
 
 

@@ -104,7 +104,8 @@ def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         folder: The run's working folder.
-        sample: Rows of the predictions; the first column is the id.
+        sample: Rows of the predictions; the first column is the id. Ids that are not in the input are
+            left out: the contract's coverage reports them.
 
     Returns:
         ``sample`` with ``reference_label`` and ``reference_log_probs`` (float32 list, labels in order).
@@ -112,13 +113,9 @@ def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
     spec, engine = read_spec(folder), load_engine(folder)
     id_column = sample.columns[0]
     tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(id_column, TOKEN_IDS)
-    ids = sample.select(id_column).join(
-        tokens.join(sample.lazy().select(id_column), on=id_column, how="semi").collect(),
-        on=id_column,
-        how="left",
-        validate="1:1",
-        maintain_order="left",
-    )
+    wanted = tokens.join(sample.lazy().select(id_column), on=id_column, how="semi").collect()
+    ids = sample.select(id_column).join(wanted, on=id_column, how="inner", validate="1:1", maintain_order="left")
+    sample = sample.join(ids.select(id_column), on=id_column, how="semi", maintain_order="left")
     with ThreadPoolExecutor(spec.workers) as pool:
         rows = list(pool.map(engine.reference, [row.to_numpy() for row in ids[TOKEN_IDS]]))
     return sample.with_columns(
