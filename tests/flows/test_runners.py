@@ -26,8 +26,10 @@ def test_dask_workers_give_the_same_predictions_as_threads(
         code, _, errors = run_cli(input=source, output=outputs[runner], runner=runner, workers=2, batch_size=2)
         assert code == 0, errors
     frames = {name: pl.read_parquet(output / "predictions.parquet") for name, output in outputs.items()}
-    assert frames["dask"].drop("log_probs", "probability", "margin").equals(
-        frames["threads"].drop("log_probs", "probability", "margin")
+    assert (
+        frames["dask"]
+        .drop("log_probs", "probability", "margin")
+        .equals(frames["threads"].drop("log_probs", "probability", "margin"))
     )
     assert (frames["dask"]["probability"] - frames["threads"]["probability"]).abs().max() < 1e-4
     assert json.loads((outputs["dask"] / "manifest.json").read_text())["plan"]["buckets"] > 2
