@@ -39,7 +39,7 @@ def fit(
     seed: Annotated[int, _option("seed")] = DEFAULTS["seed"],
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the flow's log.")] = False,
 ) -> None:
-    """Fit a head on labelled tickets, for classify-tickets --head.
+    """Fit a head on labelled tickets, from hidden states and words; classify-tickets does not apply it yet.
 
     Exit code 0: written. 2: something to put right, or nothing can be learnt from these labels.
     """

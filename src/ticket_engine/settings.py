@@ -100,9 +100,6 @@ class RunSettings(BaseModel):
     runner_address: str | None = Field(
         default=None, title="Runner address", description="Of a running Dask or Ray cluster. Empty: a local one."
     )
-    head: str | None = Field(
-        default=None, title="Fitted head", description="Folder written by fit-labels. Empty: the model's own scores."
-    )
     tickets_contract: str = Field(
         default="data_contracts/tickets.json", title="Input contract", description="Suite for the incoming table."
     )
