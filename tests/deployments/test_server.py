@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -179,7 +180,7 @@ def test_the_artifacts_say_what_the_manifest_says(server: Server, finished: tupl
 
 
 def test_the_pages_can_be_looked_at(server: Server, finished: tuple[dict, Path], tmp_path: Path) -> None:
-    run, output = finished
+    run, _ = finished
     pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
     pictures.mkdir(parents=True, exist_ok=True)
     (deployment,) = [item for item in server.post("/deployments/filter", {"limit": 10}) if item["name"] == "nightly"]
@@ -189,8 +190,29 @@ def test_the_pages_can_be_looked_at(server: Server, finished: tuple[dict, Path],
     assert "run-summary" in page
     page = look(f"{server.url}/deployments/deployment/{deployment['id']}/run", pictures / "form.png", tmp_path)
     assert "Labels file" in page
-    page = look((output / "data_docs" / "index.html").as_uri(), pictures / "contracts.png", tmp_path)
-    assert "60" in page
+
+
+def test_the_numbers_on_the_contract_page_are_those_of_the_manifest(
+    finished: tuple[dict, Path], tmp_path: Path
+) -> None:
+    _, output = finished
+    manifest = json.loads((output / "manifest.json").read_text())
+    picture = Path(os.environ.get("SCREENSHOTS", tmp_path)) / "contracts.png"
+    page = look((output / "data_docs" / "index.html").as_uri(), picture, tmp_path)
+
+    def shown(kind: str) -> dict[str, int]:
+        found = re.findall(rf'data-{kind}="([^"]+)"[^>]*>([^<]*)<', page)
+        return {name: int(value.replace(",", "")) for name, value in found}
+
+    rows, check = manifest["rows"], manifest["spot_check"]
+    expected = {name: rows[key] for name, key in (("rows", "input"), ("quarantined", "quarantine"))}
+    expected |= {name: rows[name] for name in ("predictions", "truncated")}
+    assert shown("figure") == expected
+    assert shown("label") == manifest["labels"]
+    assert shown("spot-check") == {name: check[name] for name in ("sampled", "agreed", "near_ties", "disagreed")}
+    names = re.findall(r'data-expectation="([^"]+)"', page)
+    stages = manifest["contracts"].values()
+    assert sorted(names) == sorted(item["name"] for report in stages for item in report["expectations"])
 
 
 def test_the_automation_and_both_deployments_are_registered(server: Server) -> None:
