@@ -9,6 +9,7 @@ from ticket_engine.errors import SettingsError
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.5, 200.0
 PROMISE_CONFIDENCE = 0.8
+_FACTORS = tuple(2.0 ** (step / 2) for step in range(2, 14))
 EXIT_ERRORS = 1.0  # standard errors added to the loss of leaving early
 
 
@@ -45,6 +46,12 @@ def fit_temperature(scores: np.ndarray, label_indices: np.ndarray) -> float:
 
     bounds = (np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE))
     return float(np.exp(optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x))
+
+
+def best_log_loss(scores: np.ndarray, label_indices: np.ndarray) -> float:
+    """Mean minus log-probability of the true labels at the best of a few temperatures: scores judged whatever their scale."""
+    rows = np.arange(len(scores))
+    return min(-float(log_softmax(factor * scores)[rows, label_indices].mean()) for factor in _FACTORS)
 
 
 def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = 10) -> tuple[ReliabilityBin, ...]:

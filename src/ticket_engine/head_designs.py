@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
+from ticket_engine.calibration import best_log_loss
 from ticket_engine.heads import LAST, MEAN, Block, Scaling, Stage, fit_scaling, scaled
 from ticket_engine.lexical import Lexicon, fit_lexicon, lexical_features
 from ticket_engine.ridge import ROWS_OF_A_STRENGTH, RidgeFit, decompose, fit_ridge, one_hot
@@ -123,9 +124,10 @@ def make_design(tickets: FittingRows, label_rows: FittingRows, labels: int, back
 
 
 def fit_stage(design: Design, depth: int, blocks: Sequence[Block], seed: int) -> tuple[Stage, RidgeFit]:
-    """The stage of one depth: how much the hidden states count, and how strong the ridge, by left-out error.
+    """The stage of one depth: how much the hidden states count, and how strong the ridge, by left-out log loss.
 
-    With fewer than `FEW_ROWS` tickets both are fixed. The temperature is 1 and the threshold never: they need answers that the fit did not see.
+    Squared error shrinks too much where labels are many (77 labels, 1,140 tickets: accuracy 0.765, by log
+    loss 0.785). With fewer than `FEW_ROWS` tickets both are fixed. The temperature is 1 and the threshold never: they need answers that the fit did not see.
     """
     rows = _selection_rows(design, seed)
     best, best_shares = None, None
@@ -161,7 +163,9 @@ def _fit(design: Design, shares: Mapping[Block | None, float], rows: np.ndarray 
     made = decompose(design.kernel(shares, rows), design.row_weights[picked])
     if design.counted.sum() < FEW_ROWS:
         return fit_ridge(made, design.targets, strengths=(FEW_STRENGTH * ROWS_OF_A_STRENGTH / len(picked),))
-    return fit_ridge(made, design.targets[picked], counted=design.counted[picked])
+    counted = design.counted[picked]
+    truth = design.targets[picked][counted].argmax(1)
+    return fit_ridge(made, design.targets[picked], judge=lambda left_out: best_log_loss(left_out[counted], truth))
 
 
 def _selection_rows(design: Design, seed: int) -> np.ndarray | None:

@@ -11,6 +11,7 @@ With ``K`` the kernel, ``V = diag(row_weights)`` and ``T`` the centred targets::
     left_out = T_i - alpha_i / [(K + strength V^-1)^-1]_ii + bias     (Allen 1974, PRESS)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ class RidgeFit:
         bias: float64 ``(labels,)``, the weighted label shares of the fitting rows.
         left_out: float64 ``(rows, labels)``, scores of each row from the fit without it.
         strength: The chosen one.
-        error: Mean squared left-out error over the rows that count.
+        error: Left-out error by which the strength was chosen.
     """
 
     alpha: np.ndarray
@@ -65,15 +66,15 @@ def fit_ridge(
     made: Decomposition,
     targets: np.ndarray,
     *,
-    counted: np.ndarray | None = None,
+    judge: Callable[[np.ndarray], float] | None = None,
     strengths: tuple[float, ...] = STRENGTHS,
 ) -> RidgeFit:
-    """The fit whose strength has the least left-out squared error.
+    """The fit whose strength has the least left-out error.
 
     Args:
         made: Of the kernel.
         targets: float64 ``(rows, labels)``, one-hot.
-        counted: bool ``(rows,)``, the rows over which the error is taken. None: all.
+        judge: Error of left-out scores ``(rows, labels)``. None: mean squared error over all rows.
         strengths: Candidates, for 100 rows.
     """
     weights = made.roots**2
@@ -86,10 +87,10 @@ def fit_ridge(
         inverse = 1.0 / (made.values + strength * len(targets) / ROWS_OF_A_STRENGTH)
         inner = made.vectors @ (inverse[:, None] * rotated)
         residuals = inner / (made.roots * (squares @ inverse))[:, None]
-        per_row = (residuals**2).sum(1)
-        error = float(per_row.mean() if counted is None else per_row[counted].mean())
+        left_out = targets - residuals
+        error = float((residuals**2).sum(1).mean()) if judge is None else judge(left_out)
         if best is None or error < best.error:
-            best = RidgeFit(made.roots[:, None] * inner, bias, targets - residuals, strength, error)
+            best = RidgeFit(made.roots[:, None] * inner, bias, left_out, strength, error)
     return best
 
 

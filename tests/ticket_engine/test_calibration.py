@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ticket_engine.calibration import (
+    best_log_loss,
     budget_threshold,
     exit_threshold,
     expected_calibration_error,
@@ -29,6 +30,14 @@ def test_the_temperature_of_drawn_labels_is_found_again(factor: float) -> None:
     probs = np.exp(log_softmax(factor * scores))
     truth = (rng.random(4000)[:, None] > probs.cumsum(1)).sum(1)
     assert fit_temperature(scores, truth) == pytest.approx(factor, rel=0.1)
+
+
+def test_log_loss_at_the_best_temperature_does_not_mind_the_scale_of_scores() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(300, 4)) / 4
+    truth = (scores + rng.gumbel(size=(300, 4)) / 8).argmax(1)
+    assert best_log_loss(scores, truth) == pytest.approx(best_log_loss(2 * scores, truth), abs=0.01)
+    assert best_log_loss(scores, truth) < best_log_loss(scores, rng.permutation(truth))
 
 
 def test_calibration_error_is_the_mean_gap_of_the_bins() -> None:

@@ -44,11 +44,12 @@ def test_the_strength_with_the_least_left_out_error_is_taken() -> None:
     assert fit_ridge(made, targets, strengths=tuple(errors)).strength == min(errors, key=errors.get)
 
 
-def test_rows_that_do_not_count_leave_the_choice_to_the_others() -> None:
+def test_a_judge_decides_instead_of_the_squared_error() -> None:
     features, targets = make_rows(3)
-    made, counted = decompose(features @ features.T), np.arange(30) < 10
-    fit = fit_ridge(made, targets, counted=counted, strengths=(0.3,))
-    assert fit.error == pytest.approx(((fit.left_out - targets)[:10] ** 2).sum(1).mean())
+    made = decompose(features @ features.T)
+    spread = fit_ridge(made, targets, judge=lambda left_out: -float(left_out.std()), strengths=(0.01, 1.0, 100.0))
+    assert spread.strength == 0.01  # the weakest ridge shrinks least
+    assert spread.error == pytest.approx(-spread.left_out.std())
 
 
 def test_the_kernel_is_not_modified() -> None:
