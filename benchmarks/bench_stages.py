@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 from platformdirs import user_cache_path
 
@@ -23,11 +22,10 @@ from ticket_engine.engine import TOKENIZER_FILE, Engine, prepare_engine
 from ticket_engine.fitting_features import count_layers
 from ticket_engine.head_designs import NEVER
 from ticket_engine.head_fitting import FitRule, fit_head
+from ticket_engine.head_scoring import HeadScorer
 from ticket_engine.heads import Head, decide_by_text
-from ticket_engine.lexical import lexical_features
 from ticket_engine.models import find_model, load_weights
 from ticket_engine.settings import EMBEDDED_MODEL, RunSettings
-from ticket_engine.staged_pass import StagedModel, staged_model, staged_pass
 from ticket_engine.tokenization import load_ticket_tokenizer
 
 HERE = Path(__file__).parent
@@ -42,19 +40,14 @@ def without_exits(head: Head) -> Head:
     return replace(head, stages=(*stages, head.stages[-1]))
 
 
-def answers(engine: Engine, model: StagedModel, ids: list[np.ndarray], texts: list[str]) -> np.ndarray:
+def answers(engine: Engine, scorer: HeadScorer, ids: list[np.ndarray], texts: list[str]) -> np.ndarray:
     """Label index of each ticket: the text first, then the model for those that it leaves open."""
-    log_probs, decided = decide_by_text(model.head, texts)
+    log_probs, decided = decide_by_text(scorer.head, texts)
     given = log_probs.argmax(1)
     left = np.flatnonzero(~decided)
     left = left[np.argsort([-len(ids[row]) for row in left], kind="stable")]
     for rows in _batches(left, ids, engine):
-        lexical = lexical_features([texts[row] for row in rows], model.head.lexicon)
-        batch = engine._batch([ids[row] for row in rows])
-        count = np.array([len(ids[row]) for row in rows])
-        with torch.inference_mode():
-            scored, _ = staged_pass(model, batch, (np.zeros_like(count), count), prefix=engine.prefix, lexical=lexical)
-        given[rows] = scored.argmax(1)
+        given[rows] = scorer.score([ids[row] for row in rows], [texts[row] for row in rows])[0].argmax(1)
     return given
 
 
@@ -110,8 +103,8 @@ def measure_set(ticket_set: TicketSet, model: str, layers: int, rounds: int, cac
     )
     encoded = tokenizer.encode(test.texts)
     ids = np.split(encoded.flat, np.cumsum(encoded.lengths)[:-1])
-    chosen, full = staged_model(engine._view, heads["auto"]), staged_model(engine._view, heads[layers])
-    always = staged_model(engine._view, without_exits(heads[layers]))
+    chosen, full = HeadScorer(engine, heads["auto"]), HeadScorer(engine, heads[layers])
+    always = HeadScorer(engine, without_exits(heads[layers]))
     ways: dict[str, Answer] = {
         "always full depth": lambda: answers(engine, always, ids, test.texts),
         "full depth in stages": lambda: answers(engine, full, ids, test.texts),

@@ -1,14 +1,12 @@
 """The command line of `python -m flows.classify_tickets`."""
 
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from ticket_engine.errors import TicketEngineError
+from flows.exits import run_app
 from ticket_engine.publish import find_damage, read_manifest
 from ticket_engine.settings import RunSettings
 
@@ -131,15 +129,5 @@ def _number(pair: str) -> tuple[str, float]:
 
 
 def main() -> None:
-    """Run the command line; the engine's errors become one or two lines and an exit code."""
-    logging.captureWarnings(True)
-    try:
-        app(prog_name="python -m flows.classify_tickets")
-    except ValidationError as error:
-        for problem in error.errors()[:3]:
-            where = ".".join(str(part) for part in problem["loc"])
-            print(f"Error: {where}: {problem['msg']} (found {problem['input']!r}).", file=sys.stderr)
-        sys.exit(2)
-    except TicketEngineError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    """Run the command line."""
+    run_app(app, "flows.classify_tickets")

@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from ticket_engine.errors import HeadError
+from ticket_engine.errors import HeadError, ModelError
 from ticket_engine.fitting_features import hidden_of
 from ticket_engine.head_designs import NEVER, FittingRows
 from ticket_engine.head_fitting import FitRule, fit_head
+from ticket_engine.head_scoring import HeadScorer
 from ticket_engine.heads import Block, Head, HeadIdentity, apply_head
 from ticket_engine.lexical import lexical_features
-from ticket_engine.scoring import Batch
-from ticket_engine.staged_pass import staged_model, staged_pass
+from ticket_engine.staged_pass import staged_model
 
 LABELS = ("billing", "delivery", "returns", "account")
 
@@ -52,19 +51,7 @@ def with_threshold(head: Head, threshold: float) -> Head:
 
 
 def run(engine, head: Head, ids: list[np.ndarray], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    prompt = engine.spec.prompt
-    front = () if engine.prefix.length else prompt.prefix_ids
-    suffixes = [np.array([*front, *row, *prompt.ending_ids], dtype=np.int64) for row in ids]
-    batch = Batch(np.concatenate(suffixes), np.array([len(row) for row in suffixes]))
-    own = (np.full(len(ids), len(front)), np.array([len(row) for row in ids]))
-    with torch.inference_mode():
-        return staged_pass(
-            staged_model(engine._view, head),
-            batch,
-            own,
-            prefix=engine.prefix,
-            lexical=lexical_features(texts, head.lexicon),
-        )
+    return HeadScorer(engine, head).score(ids, texts)
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "gemma3"])
@@ -82,6 +69,32 @@ def test_leaving_early_gives_what_the_head_gives_on_features_of_each_ticket_alon
         slow, stage = apply_head(head, lexical_features([text], head.lexicon), hidden)
         np.testing.assert_allclose(log_probs[row], slow[0], atol=1e-3)
         assert stage_of[row] == stage[0]
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_the_reference_gives_the_same_from_whole_prompts_of_the_stock_model(make_engine, model):
+    engine = make_engine(model, execution="packed")
+    head = make_head(engine, (NEVER, 0.3))
+    ids, texts = make_tickets(12, 3)
+    scorer = HeadScorer(engine, head)
+    log_probs, stage_of = scorer.score(ids, texts)
+    for row, (one, text) in enumerate(zip(ids, texts, strict=True)):
+        slow, stage = scorer.reference(one, text)
+        np.testing.assert_allclose(log_probs[row], slow, atol=1e-3)
+        assert stage_of[row] == stage
+
+
+def test_the_reference_lets_the_text_alone_decide_where_it_is_sure(make_engine) -> None:
+    engine = make_engine("llama", execution="packed")
+    head = make_head(engine, (0.0, 0.3))
+    ids, texts = make_tickets(3, 4)
+    assert HeadScorer(engine, head).reference(ids[0], texts[0])[1] == 0
+
+
+def test_other_executions_than_packed_are_refused(make_engine) -> None:
+    head = make_head(make_engine("llama", execution="packed"), (NEVER, 0.3))
+    with pytest.raises(ModelError, match="needs execution packed"):
+        HeadScorer(make_engine("llama", execution="padded"), head)
 
 
 @pytest.mark.parametrize("threshold", [0.0, NEVER])
