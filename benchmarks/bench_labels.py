@@ -35,7 +35,6 @@ from ticket_engine.tokenization import load_ticket_tokenizer
 HERE = Path(__file__).parent
 TICKETS = HERE.parent.parent / "shared" / "data" / "tickets"
 ROWS = (0, 20, 50, 100, 200, 500)
-ALL = 10**9
 MAX_TOKENS = 256
 MOST_TEST = 400
 UNLABELLED = 100
@@ -208,6 +207,17 @@ def _bits(values: np.ndarray) -> str:
     return "".join("1" if value else "0" for value in values)
 
 
+def measure_set(ticket_set: TicketSet, layers: int, seeds: int, all_seeds: int) -> dict:
+    """All records of a set, and its zero-shot accuracies."""
+    records: list[dict] = []
+    most = len(split(ticket_set, 0)[1])
+    for rows in [*(rows for rows in ROWS if rows < most), most]:
+        for seed in range(seeds if rows <= max(ROWS) else min(seeds, all_seeds)):
+            records.append(measure(ticket_set, rows, seed, layers) | {"all": rows == most})
+        print(_progress(records, ticket_set.name, rows), flush=True)
+    return {"records": records, "zero_shot": measure_zero_shot(ticket_set)}
+
+
 def measure_zero_shot(ticket_set: TicketSet) -> dict[str, float]:
     """Accuracy of the model's own label scores, as they are and after the run's mean is subtracted."""
     truth = ticket_set.tickets.label_indices[: len(ticket_set.zero_shot)]
@@ -224,6 +234,7 @@ def main(
     seeds: Annotated[int, typer.Option(help="Splits a set.")] = 5,
     all_seeds: Annotated[int, typer.Option(help="Splits of the row with all labels.")] = 3,
     model: Annotated[str, typer.Option(help="As in classify-tickets.")] = EMBEDDED_MODEL,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep sets that an earlier run measured.")] = False,
 ) -> None:
     """Measure every set and write labels.json and results.md."""
     from ticket_engine.models import find_model
@@ -235,14 +246,13 @@ def main(
     layers = count_layers(find_model(model))
     records, zero_shot = [], {}
     for name in names:
-        ticket_set = load_set(name, model, cache)
-        zero_shot[name] = measure_zero_shot(ticket_set)
-        most = len(split(ticket_set, 0)[1])
-        for rows in [*(rows for rows in ROWS if rows < most), most]:
-            for seed in range(seeds if rows <= max(ROWS) else min(seeds, all_seeds)):
-                record = measure(ticket_set, rows, seed, layers) | {"all": rows == most}
-                records.append(record)
-            print(_progress(records, name, rows), flush=True)
+        done = cache / f"{name}.records.json"
+        if not (resume and done.is_file()):
+            made = measure_set(load_set(name, model, cache), layers, seeds, all_seeds)
+            done.write_text(json.dumps(made), encoding="utf-8")
+        kept = json.loads(done.read_text(encoding="utf-8"))
+        records += kept["records"]
+        zero_shot[name] = kept["zero_shot"]
     results = {"model": model, "layers": layers, "seeds": seeds, "zero_shot": zero_shot, "records": records}
     write_label_report(results, HERE)
 
