@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 bin=${BIN:-.venv/bin}
 port=${PORT:-4200}
 export PATH="$PWD/$bin:$PATH" CLASSIFY_TICKETS_ROOT="$PWD" PREFECT_API_URL="http://127.0.0.1:$port/api"
-export PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30
+export PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30 PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1
 
 prefect server start --host 127.0.0.1 --port "$port" --log-level WARNING &
 server=$!

@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from ticket_engine.errors import SettingsError
 
@@ -106,7 +106,7 @@ class RunSettings(BaseModel):
     predictions_contract: str = Field(
         default="data_contracts/predictions.json", title="Output contract", description="Suite for the predictions."
     )
-    contract_parameters: dict[str, float] = Field(
+    contract_parameters: dict[str, FiniteFloat] = Field(
         default_factory=dict,
         title="Contract overrides",
         description="Thresholds of the contracts by name, such as max_quarantine_rate or max_label_share.",
@@ -122,9 +122,12 @@ class RunSettings(BaseModel):
             day: The run date where the settings name none.
 
         Raises:
-            SettingsError: A template names something other than run_date, year, month or day.
+            SettingsError: The run date is no day, or a template names something other than run_date, year, month or day.
         """
-        day = date.fromisoformat(self.run_date) if self.run_date else day
+        try:
+            day = date.fromisoformat(self.run_date) if self.run_date else day
+        except ValueError:
+            raise SettingsError(f"There is no day {self.run_date}. Give the run date as YYYY-MM-DD.") from None
         words = {"run_date": day.isoformat(), "year": f"{day:%Y}", "month": f"{day:%m}", "day": f"{day:%d}"}
         try:
             source, labels, output = (text.format_map(words) for text in (self.input, self.labels, self.output))

@@ -107,6 +107,9 @@ def test_check_finds_a_changed_file(run_cli: Run, tickets_file: Path, tmp_path: 
         ({"batch_size": 0}, "batch_size"),
         ({"max_ticket_tokens": 100000}, "positions"),
         ({"contract_parameter": "max_moon_phase=1"}, "max_moon_phase"),
+        ({"contract_parameter": "max_quarantine_rate=nan"}, "max_quarantine_rate"),
+        ({"contract_parameter": "max_quarantine_rate"}, "max_quarantine_rate"),
+        ({"run_date": "2026-02-31"}, "2026-02-31"),
         ({"input": "tickets-{moon}.parquet"}, "run_date"),
     ],
 )
