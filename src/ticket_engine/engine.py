@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ticket_engine import attention, last_layer, memory
+from ticket_engine import attention, fused, last_layer, memory
 from ticket_engine.errors import ModelError, ScoringError, SettingsError
 from ticket_engine.features import Features, collect_features, decoder_segment
 from ticket_engine.label_trie import LabelTrie, build_trie
@@ -29,7 +29,7 @@ from ticket_engine.settings import RunSettings
 
 SPEC_FILE = "engine.json"
 TOKENIZER_FILE = "tokenizer.json"
-SCORE_VERSION = 1  # raise when scores change for the same model, prompt and ticket
+SCORE_VERSION = 2  # raise when scores change for the same model, prompt and ticket
 DEFAULT_TOKEN_BUDGET = 2048
 NO_BUDGET = 2**31  # fixed batches are cut by a budget only if the user names one
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
@@ -303,6 +303,7 @@ def packed_view(model: PreTrainedModel) -> PreTrainedModel:
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     view = copy.deepcopy(model, shared)
     view.set_attn_implementation(attention.PACKED)
+    fused.fuse(view)
     last_layer.finish_needed_rows_only(view.get_decoder())
     return view
 

@@ -190,6 +190,7 @@ def _logits(model: PreTrainedModel, hidden: Tensor, tokens: Tensor | None) -> Te
         bias = None if head.bias is None else head.bias[tokens].float()
         logits = nn.functional.linear(hidden.float(), head.weight[tokens].float(), bias)
     config = model.config.get_text_config()
-    logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+    factor = (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+    logits = logits if factor == 1 else logits * factor
     softcap = getattr(config, "final_logit_softcapping", None)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
