@@ -18,6 +18,7 @@ import typer
 from platformdirs import user_cache_path
 
 from benchmarks.bench_labels import IDENTITY, MAX_TOKENS, TICKETS, TicketSet, load_set, split
+from benchmarks.report import replace_part
 from ticket_engine.engine import TOKENIZER_FILE, Engine, prepare_engine
 from ticket_engine.fitting_features import count_layers
 from ticket_engine.head_designs import NEVER
@@ -29,7 +30,6 @@ from ticket_engine.settings import EMBEDDED_MODEL, RunSettings
 from ticket_engine.tokenization import load_ticket_tokenizer
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- stages: begin -->", "<!-- stages: end -->"
 ROWS, MOST_TEST, SKIPPED = 500, 150, "kaggle_random_labels"
 Answer = Callable[[], np.ndarray]
 
@@ -206,12 +206,7 @@ def write_report(runs: list[dict], summary: dict) -> None:
         "",
         "![Accuracy against speed](stages.png)",
     ]
-    page = HERE / "results.md"
-    old = page.read_text(encoding="utf-8") if page.is_file() else "# Benchmarks\n"
-    before, _, rest = old.partition(BEGIN)
-    after = rest.partition(END)[2]
-    text = f"{before.rstrip()}\n\n{BEGIN}\n" + "\n".join(lines) + f"\n{END}\n{after.lstrip()}"
-    page.write_text(text, encoding="utf-8")
+    replace_part(HERE / "results.md", "stages", "\n".join(lines))
 
 
 def main(

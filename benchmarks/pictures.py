@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
+from benchmarks.report import speedups
 from ticket_engine.bucketing import PlanRule, plan_batches
 
 mpl.use("Agg")
@@ -43,14 +44,10 @@ def draw_speed(runs: list[dict], path: Path) -> None:
         names = list(dict.fromkeys(run["row"] for run in picked))
         formats = list(dict.fromkeys(run["dtype"] for run in picked))
         for offset, dtype in enumerate(formats):
-            seconds = {
-                name: [run["seconds"] for run in picked if run["row"] == name and run["dtype"] == dtype]
-                for name in names
-            }
-            base = seconds["one by one"]
-            speedups = [statistics.median(b / s for b, s in zip(base, seconds[name], strict=True)) for name in names]
+            of_row = {name: [run for run in picked if run["row"] == name and run["dtype"] == dtype] for name in names}
+            medians = [statistics.median(speedups(of_row["one by one"], of_row[name])) for name in names]
             places = np.arange(len(names)) + 0.4 * (offset - (len(formats) - 1) / 2)
-            bars = axis.barh(places, speedups, height=0.36, label=dtype)
+            bars = axis.barh(places, medians, height=0.36, label=dtype)
             axis.bar_label(bars, fmt="%.2f x", padding=3, fontsize=8)
         axis.set_yticks(np.arange(len(names)), names)
         axis.invert_yaxis()

@@ -66,7 +66,7 @@ def choose_speed(hidden: int, inner: int, *, dtype: str, threads: int | None, wo
     cores = processors()
     splits = {(cores, 1), (1, cores)} if threads is None and workers is None else {_split(cores, threads, workers)}
     measured = [
-        Speed(name, split[0], split[1], round(_throughput(name, *split, hidden, inner), 4))
+        Speed(name, split[0], split[1], round(throughput(name, *split, hidden, inner), 4))
         for name in dtypes
         for split in sorted(splits)
     ]
@@ -82,8 +82,16 @@ def _split(cores: int, threads: int | None, workers: int | None) -> tuple[int, i
     return threads, max(1, cores // threads) if workers is None else workers
 
 
-def _throughput(dtype: str, threads: int, workers: int, hidden: int, inner: int) -> float:
-    """TFLOP/s of all workers together on a feed-forward layer's products."""
+def throughput(dtype: str, threads: int, workers: int, hidden: int, inner: int) -> float:
+    """TFLOP/s of all workers together on a feed-forward layer's products, measured for a tenth of a second.
+
+    Args:
+        dtype: Number format.
+        threads: Threads of each worker.
+        workers: How many at once.
+        hidden: Width of the model.
+        inner: Width of its feed-forward layer.
+    """
     number = getattr(torch, dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

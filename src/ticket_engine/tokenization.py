@@ -1,9 +1,12 @@
 """From ticket texts to token ids, length columns and keys, a chunk at a time."""
 
 import hashlib
-from collections.abc import Iterable
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +67,10 @@ class TicketTokenizer:
             ids[index] = self._shortened_ids(texts[index])
             truncated[index] = True
         lengths = np.fromiter((len(row or ()) for row in ids), dtype=np.int64, count=len(ids))
-        flat = np.fromiter(chain.from_iterable(row or () for row in ids), dtype=np.uint32, count=int(lengths.sum()))
+        numbers = array("I")
+        for row in ids:
+            numbers.fromlist(row or [])
+        flat = np.frombuffer(numbers, dtype=np.uint32) if numbers else np.zeros(0, dtype=np.uint32)
         fits = np.fromiter((row is not None for row in ids), dtype=bool, count=len(ids))
         return TokenizedTexts(flat, lengths, truncated, fits)
 
@@ -163,10 +169,9 @@ def tokenize_tickets(tickets: Path, tokens: Path, rejected: Path, tokenizer: Tic
     truncated = 0
     left_out: list[pl.DataFrame] = []
     with _ParquetSink(tokens) as sink:
-        for frame in _chunks(tickets):
-            made = tokenize_frame(frame, tokenizer)
+        for made in _two_at_once(partial(tokenize_frame, tokenizer=tokenizer), _chunks(tickets)):
             kept = made.filter(pl.col(REASON).is_null()).drop(REASON)
-            id_and_reason = [column for column in made.columns if column in (frame.columns[0], INPUT_INDEX, REASON)]
+            id_and_reason = [column for column in made.columns if column in (made.columns[0], INPUT_INDEX, REASON)]
             left_out.append(made.filter(pl.col(REASON).is_not_null()).select(id_and_reason))
             sink.write(kept)
             lengths.append(kept[TOKEN_LENGTH].to_numpy())
@@ -194,6 +199,18 @@ def _chunks(path: Path) -> Iterable[pl.DataFrame]:
         yield pl.read_parquet(path, glob=False)
     for batch in file.iter_batches(CHUNK_ROWS):
         yield pl.from_arrow(batch)
+
+
+def _two_at_once(function: Callable[[pl.DataFrame], pl.DataFrame], frames: Iterable[pl.DataFrame]):
+    """``map`` in order, the next frame worked on while one is used: the tokenizer runs outside Python's lock."""
+    pending: deque[Future] = deque()
+    with ThreadPoolExecutor(2) as pool:
+        for frame in frames:
+            pending.append(pool.submit(function, frame))
+            if len(pending) == 2:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 class _ParquetSink:
