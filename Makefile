@@ -7,6 +7,7 @@ LABELS ?= samples/labels.yaml
 OUTPUT ?= out/sample
 MODEL ?= smollm2-135m
 RUN_FLAGS ?=
+SETS ?= ../shared/data/tickets
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 export PREFECT_HOME ?= $(CURDIR)/.cache/prefect
@@ -15,7 +16,7 @@ export GX_ANALYTICS_ENABLED ?= false
 export DO_NOT_TRACK ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: help install run test check bench serve browser clean
+.PHONY: help install run sets test check bench serve browser clean
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -41,6 +42,15 @@ install: .cache/installed ## make .venv and install the pinned requirements
 
 run: .cache/installed $(if $(filter .cache/%,$(INPUT)),$(INPUT)) ## classify INPUT with LABELS into OUTPUT (default: the sample)
 	$(BIN)/python -m flows.classify_tickets --input $(INPUT) --labels $(LABELS) --output $(OUTPUT) --model $(MODEL) $(RUN_FLAGS)
+
+sets: .cache/installed ## every set of real tickets beside the project through the command line, one line each
+	@mkdir -p out; for labels in $(SETS)/*.labels.yaml; do name=$$(basename $$labels .labels.yaml); \
+	  $(BIN)/python -m flows.classify_tickets --input $(SETS)/$$name.dev.parquet --labels $$labels --output out/$$name --model $(MODEL) $(RUN_FLAGS) \
+	    > out/$$name.log 2>&1; code=$$?; \
+	  $(BIN)/python -m flows.classify_tickets check out/$$name > out/$$name.check.log 2>&1; checked=$$?; \
+	  echo "$$name: exit $$code, check $$checked, $$(grep -E '^ *(tickets|agreement)' out/$$name.log | tr -s ' \n' ' ')"; \
+	  test $$code = 0 && test $$checked = 0 || failed=1; \
+	done; test -z "$$failed"
 
 test: .cache/installed-dev ## run all tests
 	$(BIN)/python -m pytest -q

@@ -3,16 +3,22 @@ import json
 import pytest
 import torch
 
-from ticket_engine.probe import choose_speed, processors
+from ticket_engine.probe import ONE_THREAD_GAIN, choose_speed, processors
 
 
-def test_the_fastest_of_what_was_measured_is_chosen() -> None:
+def test_the_fastest_format_is_chosen_and_in_it_the_split_that_a_pass_is_faster_in() -> None:
     choice = choose_speed(64, 128, dtype="auto", threads=None, workers=None)
-    rates = [speed.tera_flops for speed in choice.measured]
-    assert rates == sorted(rates, reverse=True)
+    fastest = max(choice.measured, key=lambda speed: speed.tera_flops)
+    assert choice.dtype == fastest.dtype
+    expected = {
+        speed.threads: speed.tera_flops * (ONE_THREAD_GAIN if speed.threads == 1 else 1)
+        for speed in choice.measured
+        if speed.dtype == choice.dtype
+    }
+    assert choice.threads == max(expected, key=expected.get)
     best = choice.measured[0]
     assert (choice.dtype, choice.threads, choice.workers) == (best.dtype, best.threads, best.workers)
-    assert all(rate > 0 for rate in rates)
+    assert all(speed.tera_flops > 0 for speed in choice.measured)
 
 
 def test_every_allowed_number_format_is_tried_with_every_split_of_the_processors() -> None:
