@@ -1,35 +1,111 @@
-"""The Dask runner: two local worker processes give the predictions that threads give."""
+"""The Dask runner: two local worker processes give the predictions that threads give, also if one is killed."""
 
 import importlib.util
 import json
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
+import psutil
 import pytest
 
 Run = Callable[..., tuple[int, str, str]]
+HERE_DASK = importlib.util.find_spec("prefect_dask") is not None
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+dask = pytest.mark.skipif(not HERE_DASK, reason="prefect-dask is not installed")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("prefect_dask") is None, reason="prefect-dask is not installed")
-@pytest.mark.filterwarnings("ignore")
+@pytest.fixture
+def write_table(tmp_path: Path, sample_tickets: pl.DataFrame) -> Callable[[int], Path]:
+    """Writes a table that holds the sample so many times, every text once."""
+
+    def write(times: int) -> Path:
+        copies = [sample_tickets.with_columns(pl.col("ticket_id") + f"-{number}") for number in range(times)]
+        table = pl.concat(copies).with_columns(body=pl.col("body") + " " + pl.col("ticket_id"))
+        table.write_parquet(tmp_path / "tickets.parquet")
+        return tmp_path / "tickets.parquet"
+
+    return write
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    """Equal predictions, but for float32 rounding of scores."""
+    scores = ["log_probs", "probability", "margin"]
+    one, other = (pl.read_parquet(output / "predictions.parquet") for output in (found, expected))
+    assert one.drop(scores).equals(other.drop(scores))
+    assert (one["probability"] - other["probability"]).abs().max() < 1e-4
+
+
+@dask
 def test_dask_workers_give_the_same_predictions_as_threads(
-    run_cli: Run, sample_tickets: pl.DataFrame, tmp_path: Path
+    run_cli: Run, write_table: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    source = tmp_path / "tickets.parquet"
-    table = pl.concat([sample_tickets.with_columns(pl.col("ticket_id").cast(pl.String) + f"-{n}") for n in range(4)])
-    table.with_columns(body=pl.col("body") + " " + pl.col("ticket_id")).write_parquet(source)
-    outputs = {}
+    source = write_table(4)
     for runner in ("threads", "dask"):
-        outputs[runner] = tmp_path / runner / "out"
-        code, _, errors = run_cli(input=source, output=outputs[runner], runner=runner, workers=2, batch_size=2)
+        output = tmp_path / runner / "out"
+        code, _, errors = run_cli(input=source, output=output, runner=runner, workers=2, batch_size=2)
         assert code == 0, errors
-    frames = {name: pl.read_parquet(output / "predictions.parquet") for name, output in outputs.items()}
-    assert (
-        frames["dask"]
-        .drop("log_probs", "probability", "margin")
-        .equals(frames["threads"].drop("log_probs", "probability", "margin"))
-    )
-    assert (frames["dask"]["probability"] - frames["threads"]["probability"]).abs().max() < 1e-4
-    assert json.loads((outputs["dask"] / "manifest.json").read_text())["plan"]["buckets"] > 2
+    assert_same(tmp_path / "dask" / "out", tmp_path / "threads" / "out")
+    assert json.loads((tmp_path / "dask" / "out" / "manifest.json").read_text())["plan"]["buckets"] > 2
+
+
+class Killer(threading.Thread):
+    """Kills one Dask worker process once some parts are in the store, and notes which parts were there then."""
+
+    def __init__(self, store: Path, parts: int) -> None:
+        super().__init__(daemon=True)
+        self.store, self.parts = store, parts
+        self.kept: dict[str, tuple[int, int]] = {}
+        self.killed = 0
+
+    def run(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not self.killed:
+            workers = [child for child in psutil.Process().children(recursive=True) if is_dask_worker(child)]
+            if workers and len(identities(self.store)) >= self.parts:
+                os.kill(workers[0].pid, signal.SIGKILL)
+                self.killed = workers[0].pid
+                self.kept = identities(self.store)
+            time.sleep(0.01)
+
+
+def is_dask_worker(process: psutil.Process) -> bool:
+    """Whether a process is one that a local cluster's nanny started to run tasks."""
+    try:
+        return "spawn_main" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def identities(store: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of change of each part: both are new if a part is written again."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in store.glob("*/*.parquet")}
+
+
+@dask
+def test_a_dask_worker_killed_half_way_costs_only_the_buckets_it_had_not_written(
+    run_cli: Run, write_table: Callable[[int], Path], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    source = write_table(12)
+    options = {"input": source, "workers": 2, "batch_size": 2}
+    code, _, errors = run_cli(**options, output=tmp_path / "threads" / "out", runner="threads")
+    assert code == 0, errors
+    killer = Killer(tmp_path / "dask" / ".ticket-store", parts=10)
+    killer.start()
+    code, _, errors = run_cli(**options, output=tmp_path / "dask" / "out", runner="dask")
+    killer.join()
+    assert code == 0, errors
+    assert killer.killed, "no worker was there to be killed"
+    assert_same(tmp_path / "dask" / "out", tmp_path / "threads" / "out")
+    buckets = json.loads((tmp_path / "dask" / "out" / "manifest.json").read_text())["plan"]["buckets"]
+    parts = identities(tmp_path / "dask" / ".ticket-store")
+    assert 10 <= len(killer.kept) < buckets == len(parts)
+    again = {name for name, identity in killer.kept.items() if parts[name] != identity}
+    record_property("buckets", buckets)
+    record_property("written before the kill", len(killer.kept))
+    record_property("written again", len(again))
+    assert not again
