@@ -1,10 +1,11 @@
-"""Flows that Prefect runs. Importing the package switches the libraries' telemetry off, unless it was set."""
+"""Flows that Prefect runs. Importing the package sets what was not set: telemetry off, time for a server to start."""
 
 import os
 import sys
 
 for _name, _value in {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # 20 by default: too short on a busy machine
     "GX_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
