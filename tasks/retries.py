@@ -1,9 +1,17 @@
 """Which failures a task tries again."""
 
+import re
 from typing import Any
 
 RETRIES = 2
 DELAYS = [5, 20]  # seconds
+
+# Polars gives a store's answer as a plain OSError or ComputeError, the status only in its text; it has tried some
+# seconds long by then. 403 and 404 are left out: they do not pass by themselves.
+_STORE = re.compile(r"object-store error")
+_PASSING = re.compile(
+    r"status code: (?:408|429|500|502|503|504)\b|timed out|SlowDown|connection (?:closed|reset)", re.I
+)
 
 
 def is_transient(_task: Any, _run: Any, state: Any) -> bool:
@@ -13,7 +21,11 @@ def is_transient(_task: Any, _run: Any, state: Any) -> bool:
     """
     error = state.result(raise_on_failure=False)
     while isinstance(error, BaseException):
-        if isinstance(error, ConnectionError | TimeoutError | InterruptedError):
+        if isinstance(error, ConnectionError | TimeoutError | InterruptedError) or _is_passing_answer(str(error)):
             return True
         error = error.__cause__
     return False
+
+
+def _is_passing_answer(text: str) -> bool:
+    return bool(_STORE.search(text) and _PASSING.search(text))

@@ -1,6 +1,7 @@
 """Which failures a task tries again, decided on real states of Prefect."""
 
 import pytest
+from polars.exceptions import ComputeError
 from prefect.states import Failed
 
 from tasks.retries import is_transient
@@ -22,3 +23,10 @@ def test_trouble_of_the_network_is_tried_again_also_behind_an_error_of_the_engin
 @pytest.mark.parametrize("cause", [None, FileNotFoundError(), ValueError()])
 def test_what_a_user_must_put_right_is_not_tried_again(cause: BaseException | None) -> None:
     assert not failed_with(InputError("no such file"), cause)
+
+
+@pytest.mark.parametrize("kind", [OSError, ComputeError])
+@pytest.mark.parametrize(("status", "again"), [(503, True), (429, True), (500, True), (403, False), (404, False)])
+def test_what_a_store_answered_decides_whether_it_is_asked_again(kind: type, status: int, again: bool) -> None:
+    answer = kind(f"object-store error: Generic S3 error: Server returned non-2xx status code: {status} Reason: ")
+    assert failed_with(InputError("the store did not answer"), answer) is again
