@@ -20,7 +20,8 @@ from platformdirs import user_cache_path
 from benchmarks.label_report import write_label_report
 from ticket_engine.baselines import naive_bayes, tfidf_regression, train_and_answer
 from ticket_engine.calibration import precision_threshold
-from ticket_engine.engine import TOKENIZER_FILE, Engine, prepare_engine
+from ticket_engine.engine import Engine
+from ticket_engine.engine_spec import TOKENIZER_FILE
 from ticket_engine.errors import HeadError
 from ticket_engine.fitting_features import count_layers, hidden_of, label_texts
 from ticket_engine.head_designs import FittingRows
@@ -29,6 +30,7 @@ from ticket_engine.heads import Block, Head, HeadIdentity, apply_head, stage_log
 from ticket_engine.labels import LabelSet, read_labels
 from ticket_engine.lexical import lexical_features
 from ticket_engine.models import load_weights
+from ticket_engine.preparation import prepare_engine
 from ticket_engine.settings import EMBEDDED_MODEL, RunSettings
 from ticket_engine.tokenization import load_ticket_tokenizer
 

@@ -19,13 +19,15 @@ from platformdirs import user_cache_path
 
 from benchmarks.bench_labels import IDENTITY, MAX_TOKENS, TICKETS, TicketSet, load_set, split
 from benchmarks.report import replace_part
-from ticket_engine.engine import TOKENIZER_FILE, Engine, prepare_engine
+from ticket_engine.engine import Engine
+from ticket_engine.engine_spec import TOKENIZER_FILE
 from ticket_engine.fitting_features import count_layers
 from ticket_engine.head_designs import NEVER
 from ticket_engine.head_fitting import FitRule, fit_head
 from ticket_engine.head_scoring import HeadScorer
 from ticket_engine.heads import Head, decide_by_text
 from ticket_engine.models import find_model, load_weights
+from ticket_engine.preparation import prepare_engine
 from ticket_engine.settings import EMBEDDED_MODEL, RunSettings
 from ticket_engine.tokenization import load_ticket_tokenizer
 

@@ -25,7 +25,8 @@ from benchmarks.report import replace_part
 from samples.sample_tickets import make_tickets
 from ticket_engine import stages
 from ticket_engine.bucketing import PlanRule, plan_batches
-from ticket_engine.engine import TOKENIZER_FILE, prepare_engine
+from ticket_engine.engine_spec import TOKENIZER_FILE
+from ticket_engine.preparation import prepare_engine
 from ticket_engine.reading import read_tickets
 from ticket_engine.settings import EMBEDDED_MODEL, RunSettings
 from ticket_engine.tokenization import CHUNK_ROWS

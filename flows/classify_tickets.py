@@ -5,7 +5,7 @@ from pathlib import Path
 from prefect import flow
 
 from tasks.artifacts import show_plan, show_run
-from tasks.bucket import bucket, find_scored
+from tasks.bucket import bucket, decide_by_text, find_scored
 from tasks.classify import classify_buckets
 from tasks.naming import name_run, scheduled_day, start_name
 from tasks.prepare import prepare
@@ -38,6 +38,7 @@ def classify_tickets(settings: RunSettings) -> dict:
         incoming = check_input(settings, folder, rows)
         refuse_unless(incoming, folder, output)
         find_scored(folder, store)
+        decide_by_text(settings, folder)
         plan = bucket(settings, folder)
         show_plan(plan)
         classify_buckets(settings, plan, folder, store, workers)

@@ -26,6 +26,9 @@ def classify(
     labels: Annotated[str | None, _option("labels", "--labels")] = None,
     output: Annotated[str | None, _option("output", "--output")] = None,
     model: Annotated[str, _option("model", "--model")] = DEFAULTS["model"],
+    head: Annotated[str | None, _option("head", "--head")] = None,
+    review_precision: Annotated[float | None, _option("review_precision", "--review-precision")] = None,
+    review_budget: Annotated[float | None, _option("review_budget", "--review-budget")] = None,
     id_column: Annotated[str, _option("id_column", "--id-column")] = DEFAULTS["id_column"],
     text_columns: Annotated[str, _option("text_columns", "--text-columns")] = ",".join(DEFAULTS["text_columns"]),
     execution: Annotated[str, _option("execution", "--execution")] = DEFAULTS["execution"],
@@ -108,16 +111,31 @@ def report(manifest: dict) -> str:
             "speed",
             f"{speed:.1f} tickets a second in {seconds['classify']:.1f} s"
             if speed
-            else f"nothing to compute: all {plan['distinct']} different texts were known",
+            else f"nothing to compute: {plan['stored']} different texts were known, {plan['by_text']} decided by their text",
         ),
         (
             "engine",
-            f"{manifest['execution']}, {manifest['dtype']}, {manifest['threads']} x {manifest['workers']} threads",
+            f"{manifest['execution']}, {manifest['dtype']}, {manifest['workers']} passes at once, {manifest['threads']} thread(s) each",
         ),
+        *_head_lines(manifest),
         ("agreement", check_words(manifest["spot_check"])),
         ("output", manifest["settings"]["output"]),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in lines)
+
+
+def _head_lines(manifest: dict) -> list[tuple[str, str]]:
+    head, review = manifest["head"], manifest["review"]
+    lines = []
+    if head:
+        shares = ", ".join(
+            f"{count} {'by text alone' if depth == '0' else f'after layer {depth}'}"
+            for depth, count in head["tickets_by_layers"].items()
+        )
+        lines.append(("head", f"{shares}; {head['share_of_full_depth']:.0%} of the work of {head['layers']} layers"))
+    if review["needs_review"] is not None:
+        lines.append(("review", f"{review['needs_review']} tickets for people in review.parquet"))
+    return lines
 
 
 def _number(pair: str) -> tuple[str, float]:

@@ -31,7 +31,8 @@ def run_app(app: typer.Typer, module: str) -> None:
     except ValidationError as error:
         for problem in error.errors()[:3]:
             where = ".".join(str(part) for part in problem["loc"])
-            print(f"Error: {where}: {problem['msg']} (found {problem['input']!r}).", file=sys.stderr)
+            found = f"{where}: {problem['msg']} (found {problem['input']!r})" if where else problem["msg"]
+            print(f"Error: {found}.", file=sys.stderr)
         sys.exit(2)
     except TicketEngineError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -25,6 +25,23 @@ def find_scored(folder: Path, store: Path) -> State:
     return Completed(name="Cached" if summary.tickets else "Completed", message=message, data=summary)
 
 
+def decide_by_text(settings: RunSettings, folder: Path) -> None:
+    """Tickets that the head's text stage decides; they need no model. Nothing to do without a head."""
+    if settings.head is not None:
+        run_text_stage(folder)
+
+
+@task(name="decide-by-text", task_run_name="decide-by-text", cache_policy=NO_CACHE)
+def run_text_stage(folder: Path) -> int:
+    """Scores of the tickets that their text alone decides; how many different ones."""
+    from ticket_engine import stages
+
+    with stage_seconds(folder, "decide_by_text"):
+        decided = stages.decide_by_text(folder)
+    get_run_logger().info("%d different tickets are decided by their text alone", decided)
+    return decided
+
+
 @task(name="bucket", task_run_name="bucket", cache_policy=NO_CACHE)
 def bucket(settings: RunSettings, folder: Path) -> BucketPlan:
     """Buckets of the tickets that still need scores, one file each in ``folder/buckets``."""
@@ -33,10 +50,11 @@ def bucket(settings: RunSettings, folder: Path) -> BucketPlan:
     with stage_seconds(folder, "bucket"):
         plan = stages.plan(folder, batch_size=settings.batch_size, max_buckets=settings.max_buckets)
     get_run_logger().info(
-        "%d tickets (%d different, %d known) in %d batches and %d buckets, padding overhead %.1f %%",
+        "%d tickets (%d different, %d known, %d by text) in %d batches and %d buckets, padding overhead %.1f %%",
         plan.tickets,
         plan.distinct,
         plan.stored,
+        plan.by_text,
         plan.batches,
         len(plan.buckets),
         100 * plan.padding_overhead,

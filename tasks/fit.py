@@ -21,8 +21,8 @@ STAGED = "head"
 @task(name="prepare-model", task_run_name="prepare-model", cache_policy=NO_CACHE)
 def prepare_fit(settings: FitSettings, folder: Path) -> int:
     """Write the engine's spec; the number of the model's layers."""
-    from ticket_engine.engine import prepare_engine
     from ticket_engine.fitting_features import count_layers
+    from ticket_engine.preparation import prepare_engine
 
     with stage_seconds(folder, "prepare"):
         spec = prepare_engine(settings.run_settings(), folder)
@@ -80,7 +80,7 @@ def collect(settings: FitSettings, folder: Path, layers: int) -> str:
 @task(name="fit-head", task_run_name="fit-head", cache_policy=NO_CACHE)
 def fit(settings: FitSettings, folder: Path, layers: int, rows_hash: str) -> dict:
     """Choose depth, blend and thresholds on held-out rows, and stage the head; what was measured."""
-    from ticket_engine.engine import read_spec
+    from ticket_engine.engine_spec import read_spec
     from ticket_engine.fitting_features import read_fitting_rows
     from ticket_engine.head_fitting import fit_head
     from ticket_engine.heads import HeadIdentity

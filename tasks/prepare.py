@@ -20,7 +20,7 @@ from ticket_engine.settings import RunSettings
 )
 def prepare(settings: RunSettings, folder: Path) -> int:
     """Write the engine's spec to the folder; the number of passes to run at once."""
-    from ticket_engine.engine import prepare_engine
+    from ticket_engine.preparation import prepare_engine
 
     with stage_seconds(folder, "prepare"):
         spec = prepare_engine(settings, folder)

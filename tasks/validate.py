@@ -11,6 +11,7 @@ from data_contracts.reports import ContractReport
 from tasks.timing import stage_seconds
 from ticket_engine.reading import ReadSummary
 from ticket_engine.results import GatherSummary
+from ticket_engine.review import ReviewRule
 from ticket_engine.schemas import PREDICTIONS_FILE
 from ticket_engine.settings import RunSettings
 from ticket_engine.spot_check import SpotCheck, choose_sample, compare
@@ -31,14 +32,15 @@ def gather(settings: RunSettings, folder: Path, store: Path) -> GatherSummary:
     from ticket_engine import stages
 
     with stage_seconds(folder, "gather"):
-        return stages.gather(folder, store, settings.input)
+        rule = ReviewRule(settings.review_precision, settings.review_budget)
+        return stages.gather(folder, store, settings.input, rule)
 
 
 @task(name="spot-check", task_run_name="spot-check", cache_policy=NO_CACHE)
 def spot_check(settings: RunSettings, folder: Path) -> SpotCheck:
     """Sampled tickets scored again, one at a time, by the reference."""
     from ticket_engine import stages
-    from ticket_engine.engine import read_spec
+    from ticket_engine.engine_spec import read_spec
 
     with stage_seconds(folder, "spot_check"):
         predictions = pl.read_parquet(folder / PREDICTIONS_FILE)

@@ -14,7 +14,7 @@ from tasks.pictures import PICTURE, draw_labels
 from tasks.timing import read_seconds, stage_seconds
 from ticket_engine.errors import RefusedError
 from ticket_engine.publish import keep_refused, publish, write_manifest
-from ticket_engine.schemas import PREDICTIONS_FILE, QUARANTINE_FILE
+from ticket_engine.schemas import PREDICTIONS_FILE, QUARANTINE_FILE, REVIEW_FILE
 from ticket_engine.settings import RunSettings
 from ticket_engine.store import clean_store
 
@@ -60,7 +60,7 @@ def _stage(folder: Path) -> Path:
     """The files to publish, or to keep when refused, in a folder of their own."""
     staged = folder / "staged"
     staged.mkdir()
-    for name in (PREDICTIONS_FILE, QUARANTINE_FILE):
+    for name in (PREDICTIONS_FILE, QUARANTINE_FILE, REVIEW_FILE):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, staged / name)
     if (folder / DOCS_FOLDER).exists():

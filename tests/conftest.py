@@ -169,7 +169,7 @@ def make_run(
     model's name or a folder, settings are fields of `RunSettings`; by default float32 on one thread.
     Ids are ``t0, t1, ...`` in the column ``ticket_id``; the input table is ``input.parquet`` in the folder.
     """
-    from ticket_engine.engine import prepare_engine
+    from ticket_engine.preparation import prepare_engine
     from ticket_engine.reading import read_tickets
     from ticket_engine.settings import RunSettings
 
@@ -200,7 +200,8 @@ def make_run(
 @pytest.fixture(scope="session")
 def make_engine(make_run: Callable[..., Path]) -> Callable[..., "Engine"]:
     """A loaded engine of a tiny model, kept for the session: same arguments as `make_run` without texts."""
-    from ticket_engine.engine import Engine, read_spec
+    from ticket_engine.engine import Engine
+    from ticket_engine.engine_spec import read_spec
     from ticket_engine.models import load_weights
 
     made: dict[str, Engine] = {}

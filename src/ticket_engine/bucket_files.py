@@ -15,7 +15,7 @@ from ticket_engine.bucketing import (
     plan_buckets,
     positions,
 )
-from ticket_engine.schemas import BATCH_INDEX, BUCKET_INDEX, TICKET_KEY, TOKEN_IDS, TOKEN_LENGTH
+from ticket_engine.schemas import BATCH_INDEX, BUCKET_INDEX, TEXT, TICKET_KEY, TOKEN_IDS, TOKEN_LENGTH
 from ticket_engine.store import content_key
 
 CHUNK_ROWS = 8192
@@ -44,6 +44,7 @@ class BucketPlan:
         tickets: Tickets of the table.
         distinct: Different texts among them; each is scored once.
         stored: Different texts whose scores an earlier run left.
+        by_text: Different texts that the text stage of a head decided; they need no model.
         batches: Forward passes to do.
         positions: Token positions of those passes, padding included.
         real_positions: The same without padding.
@@ -62,6 +63,7 @@ class BucketPlan:
     padding_overhead: float
     padding_overhead_published: float
     padding_overhead_longest: float
+    by_text: int = 0
 
     def summary(self) -> dict:
         """For the manifest: all but the list of buckets, and their number."""
@@ -139,7 +141,9 @@ def _write_files(tokens: Path, work: pl.DataFrame, folder: Path) -> None:
     writers: dict[int, pq.ParquetWriter] = {}
     row = 0
     try:
-        for batch in pq.ParquetFile(tokens).iter_batches(CHUNK_ROWS, columns=[TICKET_KEY, TOKEN_IDS]):
+        file = pq.ParquetFile(tokens)
+        columns = [name for name in (TICKET_KEY, TOKEN_IDS, TEXT) if name in file.schema_arrow.names]
+        for batch in file.iter_batches(CHUNK_ROWS, columns=columns):
             chunk = pl.from_arrow(batch).with_row_index("row", offset=row).drop(TICKET_KEY)
             row += len(chunk)
             placed = work.join(chunk, on="row", how="inner")

@@ -9,9 +9,19 @@ import numpy as np
 import polars as pl
 
 from ticket_engine.bucket_files import Bucket, read_bucket
-from ticket_engine.engine import Engine, load_engine, read_spec
+from ticket_engine.engine_spec import read_spec
 from ticket_engine.errors import ScoringError
-from ticket_engine.schemas import BATCH_INDEX, REASON_NOT_FINITE, TICKET_KEY, TOKEN_IDS
+from ticket_engine.head_scoring import HeadScorer, LabelScorer, load_scorer
+from ticket_engine.schemas import (
+    BATCH_INDEX,
+    LOG_PROBS,
+    REASON,
+    REASON_NOT_FINITE,
+    STAGE,
+    TEXT,
+    TICKET_KEY,
+    TOKEN_IDS,
+)
 from ticket_engine.store import part_path, read_part, write_part
 
 log = logging.getLogger(__name__)
@@ -44,43 +54,46 @@ def classify_bucket(bucket: Bucket, folder: Path, store: Path) -> BucketResult:
     path = part_path(store, spec.score_key, bucket.content_key)
     stored = read_part(path, spec.score_key)
     if stored is None:
-        stored = _score_bucket(load_engine(folder), read_bucket(bucket.path))
-        log_probs = stored["log_probs"].to_numpy()
-        write_part(path, spec.score_key, stored[TICKET_KEY], log_probs, stored["reason"])
+        stored = _score_bucket(load_scorer(folder), read_bucket(bucket.path))
+        write_part(path, spec.score_key, stored)
         reused = False
     else:
         reused = True
-    failed = int(stored["reason"].is_not_null().sum())
+    failed = int(stored[REASON].is_not_null().sum())
     seconds = time.perf_counter() - started
     return BucketResult(bucket.index, bucket.tickets, bucket.real_tokens, seconds, failed, reused)
 
 
-def _score_bucket(engine: Engine, tickets: pl.DataFrame) -> pl.DataFrame:
-    """Columns ``ticket_key``, ``log_probs`` (array) and ``reason`` of a bucket's tickets."""
-    scores, reasons = [], []
+def _score_bucket(scorer: LabelScorer | HeadScorer, tickets: pl.DataFrame) -> pl.DataFrame:
+    """Columns of a part, see `store.write_part`, for a bucket's tickets."""
+    scores, stages, reasons = [], [], []
     for batch in tickets.partition_by(BATCH_INDEX, maintain_order=True):
         ids = [row.to_numpy() for row in batch[TOKEN_IDS]]
+        texts = batch[TEXT].to_list() if TEXT in batch.columns else [""] * len(batch)
         try:
-            scores.append(engine.score(ids))
-            reasons += [None] * len(ids)
+            made, stage = scorer.score(ids, texts)
+            outcomes = [(made, stage, [None] * len(ids))]
         except ScoringError:
             log.warning("A batch of %d tickets has scores that are not finite: one by one", len(ids))
-            for one in ids:
-                row, reason = _score_alone(engine, one)
-                scores.append(row)
-                reasons.append(reason)
+            outcomes = [_score_alone(scorer, one, text) for one, text in zip(ids, texts, strict=True)]
+        for rows, depths, why in outcomes:
+            scores.append(rows)
+            stages += depths
+            reasons += why
+    matrix = np.concatenate(scores)
     return pl.DataFrame(
         [
             tickets[TICKET_KEY],
-            pl.Series("log_probs", np.concatenate(scores), dtype=pl.Array(pl.Float32, len(engine.spec.labels))),
-            pl.Series("reason", reasons, dtype=pl.String),
+            pl.Series(LOG_PROBS, matrix, dtype=pl.Array(pl.Float32, matrix.shape[1])),
+            pl.Series(STAGE, stages, dtype=pl.Int16),
+            pl.Series(REASON, reasons, dtype=pl.String),
         ]
     )
 
 
-def _score_alone(engine: Engine, ids: np.ndarray) -> tuple[np.ndarray, str | None]:
+def _score_alone(scorer: LabelScorer | HeadScorer, ids: np.ndarray, text: str) -> tuple[np.ndarray, list, list]:
     """Scores ``(1, labels)`` of a ticket by itself, NaN with a reason if they are not finite even so."""
     try:
-        return engine.score([ids]), None
+        return *scorer.score([ids], [text]), [None]
     except ScoringError:
-        return np.full((1, len(engine.spec.labels)), np.nan, dtype=np.float32), REASON_NOT_FINITE
+        return np.full((1, scorer.labels), np.nan, dtype=np.float32), [None], [REASON_NOT_FINITE]

@@ -19,6 +19,7 @@ def classify(
     id_column: str = "ticket_id",
     text_columns: tuple[str, ...] = ("subject", "body"),
     dtype: str = "auto",
+    head: str | Path | None = None,
 ) -> pl.DataFrame:
     """Predictions for the tickets of a frame, in input order; see `schemas.predictions_schema`.
 
@@ -31,13 +32,14 @@ def classify(
         id_column: Unique and not null.
         text_columns: Joined with a line break.
         dtype: Number format, or ``auto``.
+        head: Folder made by `python -m flows.fit_labels`.
 
     Raises:
         UserError: Something in frame, labels or model that the caller can put right.
     """
     from ticket_engine import stages
     from ticket_engine.bucket_scoring import classify_bucket
-    from ticket_engine.engine import prepare_engine
+    from ticket_engine.preparation import prepare_engine
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -55,10 +57,14 @@ def classify(
             id_column=id_column,
             text_columns=text_columns,
             dtype=dtype,
+            head=str(head) if head else None,
         )
         read_tickets(settings.input, folder, id_column=id_column, text_columns=text_columns, limit=None)
         prepare_engine(settings, folder)
         stages.tokenize(folder)
+        if head:
+            stages.find_scored(folder, store)
+            stages.decide_by_text(folder)
         for bucket in stages.plan(folder, batch_size=None, max_buckets=settings.max_buckets).buckets:
             classify_bucket(bucket, folder, store)
         stages.gather(folder, store, settings.input)

@@ -74,13 +74,19 @@ def save_head(head: Head, folder: Path) -> None:
         ) from error
 
 
-def load_head(folder: str | Path) -> Head:
+def load_head(folder: str | Path, expected_hash: str | None = None) -> Head:
     """The head of a folder.
+
+    Args:
+        folder: Written by `save_head`.
+        expected_hash: From `head_hash`, where the head must still be the one seen before.
 
     Raises:
         HeadError: Missing, of another version, or its numbers are not those that were written.
     """
     folder = Path(folder)
+    if expected_hash is not None and head_hash(folder) != expected_hash:
+        raise HeadError(f"The head in {folder} was replaced while the run used it. Run again.")
     try:
         description = json.loads((folder / TEXT_FILE).read_text("utf-8"))
         found = _hash_file(folder / ARRAYS_FILE)
@@ -106,8 +112,17 @@ def load_head(folder: str | Path) -> Head:
 
 
 def head_hash(folder: str | Path) -> str:
-    """SHA-256 of a head's description, which carries the hash of its numbers; for manifests and store keys."""
-    return _hash_file(Path(folder) / TEXT_FILE)
+    """SHA-256 of a head's description, which carries the hash of its numbers; for manifests and store keys.
+
+    Raises:
+        HeadError: There is none.
+    """
+    try:
+        return _hash_file(Path(folder) / TEXT_FILE)
+    except OSError:
+        raise HeadError(
+            f"There is no fitted head in {folder}: {TEXT_FILE} is missing. Make one with python -m flows.fit_labels."
+        ) from None
 
 
 def _arrays(head: Head) -> dict[str, np.ndarray]:

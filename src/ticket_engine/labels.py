@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,10 +19,11 @@ DEFAULT_INSTRUCTION = (
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One class: its id in the data, the string that the model scores, and what it means."""
+    """One class: its id in the data, the string that the model scores, what it means, and example tickets."""
 
     name: str
     description: str
+    examples: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -43,8 +45,8 @@ class LabelSet:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of names, descriptions and instruction, hexadecimal."""
-        content = [self.instruction, [[label.name, label.description] for label in self.labels]]
+        """SHA-256 of names, descriptions, examples and instruction, hexadecimal."""
+        content = [self.instruction, [[x.name, x.description, *x.examples] for x in self.labels]]
         return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 
 
@@ -52,6 +54,7 @@ class _LabelEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1)
     description: str = ""
+    examples: list[Annotated[str, Field(min_length=1)]] = []
 
 
 class _LabelsFile(BaseModel):
@@ -65,8 +68,8 @@ def read_labels(path: str | Path) -> LabelSet:
     """The label set of a YAML file.
 
     Args:
-        path: File with ``labels:`` (a list of ``name`` and ``description``), optionally
-            ``instruction:`` and ``metadata:`` (free).
+        path: File with ``labels:`` (a list of ``name``, ``description`` and ``examples``, the last two optional),
+            optionally ``instruction:`` and ``metadata:`` (free).
 
     Raises:
         LabelsError: The file is missing, not YAML, has unknown keys, doubled names, doubled label
@@ -87,9 +90,11 @@ def read_labels(path: str | Path) -> LabelSet:
         where = ".".join(str(part) for part in first["loc"]) or "top level"
         raise LabelsError(
             f"The labels file {path} is not usable at {where}: {first['msg']}. "
-            "Allowed: labels (two or more of name, description), instruction, metadata."
+            "Allowed: labels (two or more of name, description, examples), instruction, metadata."
         ) from error
-    labels = tuple(Label(entry.name, " ".join(entry.description.split())) for entry in parsed.labels)
+    labels = tuple(
+        Label(entry.name, _spaced(entry.description), tuple(map(_spaced, entry.examples))) for entry in parsed.labels
+    )
     for kind, values in (("name", [x.name for x in labels]), ("text", [x.text for x in labels])):
         doubled = sorted({value for value in values if values.count(value) > 1})
         if doubled:
@@ -97,5 +102,9 @@ def read_labels(path: str | Path) -> LabelSet:
     return LabelSet(labels, parsed.instruction.strip())
 
 
+def _spaced(text: str) -> str:
+    return " ".join(text.split())
+
+
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:200]
+    return _spaced(text)[:200]

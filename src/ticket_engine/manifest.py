@@ -4,7 +4,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ticket_engine.engine import read_spec
+from ticket_engine.engine_spec import EngineSpec, read_spec
+from ticket_engine.head_files import load_head
 from ticket_engine.settings import RunSettings
 
 PACKAGES = (
@@ -30,7 +31,7 @@ def make_manifest(settings: RunSettings, folder: Path, results: list[dict], seco
     """
     rows, tokens, plan, counts, checked, incoming, outgoing = results
     spec = read_spec(folder)
-    scored = plan["distinct"] - plan["stored"]
+    scored = plan["distinct"] - plan["stored"] - plan["by_text"]
     return {
         "run_date": settings.run_date,
         "rows": {
@@ -45,6 +46,8 @@ def make_manifest(settings: RunSettings, folder: Path, results: list[dict], seco
         "prompt_sha256": spec.prompt.content_hash,
         "labels_sha256": spec.labels_hash,
         "score_key": spec.score_key,
+        "head": _head(spec, counts) if spec.head else None,
+        "review": {key: counts[key] for key in ("needs_review", "review_threshold")},
         "execution": spec.execution,
         "prefix_cache": spec.prefix_cache,
         "prefix_tokens": len(spec.prompt.prefix_ids),
@@ -61,6 +64,19 @@ def make_manifest(settings: RunSettings, folder: Path, results: list[dict], seco
         "contracts": {"tickets": incoming, "predictions": outgoing},
         "settings": settings.model_dump(mode="json"),
         "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
+    }
+
+
+def _head(spec: EngineSpec, counts: dict) -> dict:
+    """Which head decided, how many tickets it decided after how many layers, and what that is of full depth."""
+    layers = load_head(spec.head, spec.head_hash).report["layers"]
+    run = sum(int(depth) * count for depth, count in counts["stage_counts"].items())
+    return {
+        "folder": spec.head,
+        "sha256": spec.head_hash,
+        "layers": layers,
+        "tickets_by_layers": counts["stage_counts"],
+        "share_of_full_depth": run / (layers * max(1, counts["predictions"])),
     }
 
 

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 PROBE_TOKENS = 512
 SECONDS_EACH = 0.12
-ONE_THREAD_GAIN = 1.15  # what a pass of one thread gains from `kernels` and from not waiting for others
+ONE_THREAD_GAIN = 1.3  # share of the peak of its products that a pass reaches: 0.80 alone, 0.62 with two threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,11 @@ class Prompt:
 
 
 def system_text(labels: LabelSet) -> str:
-    """Instruction and label list as the model reads them."""
-    lines = [f"- {label.text}: {label.description}".rstrip(": ") for label in labels.labels]
+    """Instruction and label list as the model reads them; examples cost nothing a ticket, they are in the prefix."""
+    lines = []
+    for label in labels.labels:
+        lines.append(f"- {label.text}: {label.description}".rstrip(": "))
+        lines += [f"  For example: {example}" for example in label.examples]
     return "\n".join([labels.instruction, "", "Labels:", *lines])
 
 

@@ -16,6 +16,7 @@ from ticket_engine.schemas import (
     MARGIN,
     PROBABILITY,
     REASON,
+    STAGE,
     TICKET_KEY,
     TOKEN_LENGTH,
     predictions_schema,
@@ -24,11 +25,23 @@ from ticket_engine.schemas import (
 
 @dataclass(frozen=True, slots=True)
 class GatherSummary:
-    """Outcomes of a run: predictions, tickets that failed while scoring, and predictions a label."""
+    """Outcomes of a run.
+
+    Attributes:
+        predictions: How many.
+        failed: Tickets that failed while scoring.
+        label_counts: Predictions a label.
+        stage_counts: Predictions by the layers after which a head decided them; empty without a head.
+        needs_review: Predictions that people should look at, None where nothing was promised.
+        review_threshold: Probability below which they should, None where nothing was promised.
+    """
 
     predictions: int
     failed: int
     label_counts: dict[str, int]
+    stage_counts: dict[str, int]
+    needs_review: int | None = None
+    review_threshold: float | None = None
 
 
 def decide(log_probs: np.ndarray, labels: tuple[str, ...]) -> pl.DataFrame:
@@ -56,7 +69,12 @@ def decide(log_probs: np.ndarray, labels: tuple[str, ...]) -> pl.DataFrame:
 
 
 def gather_predictions(
-    tokens: pl.DataFrame, scores: pl.DataFrame, buckets: pl.DataFrame, labels: tuple[str, ...]
+    tokens: pl.DataFrame,
+    scores: pl.DataFrame,
+    buckets: pl.DataFrame,
+    labels: tuple[str, ...],
+    *,
+    has_head: bool = False,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Predictions in input order, and ``input_index`` and ``reason`` of tickets that could not be scored.
 
@@ -64,9 +82,10 @@ def gather_predictions(
 
     Args:
         tokens: id, ``input_index``, ``ticket_key``, ``token_length``, ``is_truncated``.
-        scores: ``ticket_key``, ``log_probs`` and ``reason``, each key once.
+        scores: ``ticket_key``, ``log_probs``, ``stage`` and ``reason``, each key once.
         buckets: ``ticket_key`` and ``bucket_index`` of the tickets scored in this run; others get null.
         labels: Class ids in the order of the scores.
+        has_head: Whether the predictions tell the stage.
 
     Raises:
         ScoringError: A ticket has no score.
@@ -80,15 +99,19 @@ def gather_predictions(
     failed = joined.filter(pl.col(REASON).is_not_null()).select(INPUT_INDEX, REASON)
     good = joined.filter(pl.col(REASON).is_null()).sort(INPUT_INDEX)
     matrix = good[LOG_PROBS].explode().to_numpy().astype(np.float32).reshape(len(good), len(labels))
-    schema = predictions_schema(id_column, tokens.schema[id_column], labels)
-    columns = good.select(id_column, TOKEN_LENGTH, IS_TRUNCATED, BUCKET_INDEX)
+    schema = predictions_schema(id_column, tokens.schema[id_column], labels, has_head=has_head)
+    columns = good.select(id_column, TOKEN_LENGTH, IS_TRUNCATED, BUCKET_INDEX, STAGE)
     return pl.concat([columns, decide(matrix, labels)], how="horizontal").select(schema.names()).cast(schema), failed
 
 
 def summarise(predictions: pl.DataFrame, failed: pl.DataFrame, labels: tuple[str, ...]) -> GatherSummary:
     """Counts of a run's outcomes; labels that no ticket got count 0."""
     counts = dict(predictions.group_by(LABEL).len().iter_rows())
-    return GatherSummary(len(predictions), len(failed), {label: int(counts.get(label, 0)) for label in labels})
+    by_label = {label: int(counts.get(label, 0)) for label in labels}
+    by_stage = dict(predictions.group_by(STAGE).len().sort(STAGE).iter_rows()) if STAGE in predictions.columns else {}
+    return GatherSummary(
+        len(predictions), len(failed), by_label, {str(stage): int(count) for stage, count in by_stage.items()}
+    )
 
 
 def bucket_of_tickets(paths: list[Path]) -> pl.DataFrame:

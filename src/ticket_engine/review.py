@@ -10,7 +10,6 @@ from ticket_engine.errors import SettingsError
 from ticket_engine.heads import Head
 from ticket_engine.schemas import LABEL, LOG_PROBS, PROBABILITY
 
-NEEDS_REVIEW = "needs_review"
 SECOND_LABEL, SECOND_PROBABILITY, VALUE = "second_label", "second_probability", "value"
 
 
@@ -26,26 +25,36 @@ class ReviewRule:
     precision: float | None = None
     budget: float | None = None
 
+    @property
+    def is_given(self) -> bool:
+        """Whether anything was promised."""
+        return self.precision is not None or self.budget is not None
+
     def __post_init__(self) -> None:
         if self.precision is not None and self.budget is not None:
             raise SettingsError("A promised precision and a review budget exclude each other. Give one of them.")
 
 
-def choose_review(head: Head, confidence: np.ndarray, rule: ReviewRule) -> tuple[np.ndarray, float | None]:
+def choose_review(head: Head | None, confidence: np.ndarray, rule: ReviewRule) -> tuple[np.ndarray, float | None]:
     """Which tickets of a run need a look, and the confidence below which they do.
 
     A promised precision uses what the head showed on held-out fitting tickets, so each ticket is judged by
     itself; where no confidence keeps it, all tickets need a look. A budget ranks the run's own tickets.
 
     Args:
-        head: With its held-out answers.
+        head: With its held-out answers; a budget needs none.
         confidence: Highest label probability a ticket, ``(tickets,)``.
         rule: What was promised; with neither, no ticket needs a look.
 
     Returns:
         bool ``(tickets,)`` and the threshold, None where nothing was promised.
+
+    Raises:
+        SettingsError: A precision was promised without a head.
     """
     if rule.precision is not None:
+        if head is None:
+            raise SettingsError("A promised precision needs a fitted head. Give one, or set a review budget instead.")
         threshold = precision_threshold(head.held_out_confidence, head.held_out_correct, rule.precision)
         threshold = float("inf") if threshold is None else threshold
     elif rule.budget is not None:

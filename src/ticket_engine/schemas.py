@@ -4,9 +4,11 @@ Files of one run, all Parquet, in its working folder::
 
     tickets.parquet     id column, input_index, text                            (read)
     quarantine.parquet  the input row, whole, and reason                        (read)
-    tokens.parquet      id column, input_index, ticket_key, token_length, is_truncated, token_ids
-    buckets/NNN.parquet ticket_key, token_length, token_ids, batch_index         (bucket)
-    parts/KEY.parquet   ticket_key and one log-probability a label               (classify)
+    tokens.parquet      id column, input_index, ticket_key, token_length, is_truncated, token_ids;
+                        text too where a head reads it                          (tokenize)
+    by_text.parquet     ticket_key and scores of tickets that need no model      (decide-by-text)
+    buckets/NNN.parquet ticket_key, token_length, token_ids, batch_index, text   (bucket)
+    parts/KEY.parquet   ticket_key, one log-probability a label, stage           (classify)
     predictions.parquet what is published                                        (gather)
 """
 
@@ -27,9 +29,12 @@ LABEL: Final = "label"
 PROBABILITY: Final = "probability"
 MARGIN: Final = "margin"
 LOG_PROBS: Final = "log_probs"
+STAGE: Final = "stage"
+NEEDS_REVIEW: Final = "needs_review"
 
 PREDICTIONS_FILE: Final = "predictions.parquet"
 QUARANTINE_FILE: Final = "quarantine.parquet"
+REVIEW_FILE: Final = "review.parquet"
 MANIFEST_FILE: Final = "manifest.json"
 
 ID_TYPES: Final = (pl.String, pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
@@ -41,12 +46,15 @@ REASON_PROMPT_BOUNDARY: Final = "text merges with the prompt"
 REASON_NOT_FINITE: Final = "scores are not finite"
 
 
-def predictions_schema(id_column: str, id_type: pl.DataType, labels: tuple[str, ...]) -> pl.Schema:
+def predictions_schema(
+    id_column: str, id_type: pl.DataType, labels: tuple[str, ...], *, has_head: bool = False
+) -> pl.Schema:
     """Columns and types of ``predictions.parquet``, in order.
 
     ``log_probs`` is a struct with one float32 field a label, natural log, normalised over the label
     set: the exponentials of a row sum to 1. ``probability`` is the largest of them, ``margin`` its
-    lead in probability over the second label. Rows stand in input order.
+    lead in probability over the second label. Rows stand in input order. With a head, ``stage`` is the
+    number of layers after which the ticket was decided, 0 for its text alone.
     """
     return pl.Schema(
         {
@@ -59,4 +67,5 @@ def predictions_schema(id_column: str, id_type: pl.DataType, labels: tuple[str, 
             IS_TRUNCATED: pl.Boolean(),
             BUCKET_INDEX: pl.UInt32(),
         }
+        | ({STAGE: pl.Int16()} if has_head else {})
     )

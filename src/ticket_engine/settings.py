@@ -4,7 +4,7 @@ from datetime import date
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from ticket_engine.errors import SettingsError
 
@@ -42,6 +42,25 @@ class RunSettings(BaseModel):
         title="Text columns",
         description="Joined with a line break, nulls left out. Columns that a table lacks are allowed "
         "only for `subject`, as long as one other is there.",
+    )
+    head: str | None = Field(
+        default=None,
+        title="Fitted head",
+        description="Folder made by flows.fit_labels. Empty: the model's own label scores.",
+    )
+    review_precision: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        title="Promised precision",
+        description="Least share of right labels among tickets without needs_review. Takes a head.",
+    )
+    review_budget: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        title="Review budget",
+        description="Share of the tickets that get needs_review, the least sure ones.",
     )
     execution: Literal["auto", "packed", "padded", "sequential"] = Field(
         default="auto", title="Execution", description="auto: packed where it is exact for the model, else padded."
@@ -114,6 +133,14 @@ class RunSettings(BaseModel):
     on_drift: Literal["warn", "fail"] = Field(
         default="warn", title="On drift", description="What a shifted label distribution does to the run."
     )
+
+    @model_validator(mode="after")
+    def _check_review(self) -> Self:
+        if self.review_precision is not None and self.review_budget is not None:
+            raise ValueError("a promised precision and a review budget exclude each other: give one of them")
+        if self.review_precision is not None and self.head is None:
+            raise ValueError("a promised precision needs a fitted head: give one, or set a review budget instead")
+        return self
 
     def resolved(self, day: date) -> Self:
         """The same settings with date templates filled in and a store named.

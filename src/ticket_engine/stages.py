@@ -5,31 +5,49 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import polars as pl
+import pyarrow.parquet as pq
 
+from ticket_engine import heads
 from ticket_engine.bucket_files import Bucket, BucketPlan, write_buckets
 from ticket_engine.bucketing import PlanRule
-from ticket_engine.engine import SPEC_FILE, TOKENIZER_FILE, load_engine, read_spec
+from ticket_engine.engine_spec import SPEC_FILE, TOKENIZER_FILE, read_spec
 from ticket_engine.errors import ScoringError
+from ticket_engine.head_files import load_head
+from ticket_engine.head_scoring import load_scorer
 from ticket_engine.reading import quarantine_late
 from ticket_engine.results import GatherSummary, bucket_of_tickets, gather_predictions, summarise
-from ticket_engine.schemas import INPUT_INDEX, LOG_PROBS, PREDICTIONS_FILE, REASON, TICKET_KEY, TOKEN_IDS
+from ticket_engine.review import ReviewRule, choose_review, review_rows
+from ticket_engine.schemas import (
+    INPUT_INDEX,
+    LOG_PROBS,
+    NEEDS_REVIEW,
+    PREDICTIONS_FILE,
+    PROBABILITY,
+    REASON,
+    REVIEW_FILE,
+    STAGE,
+    TEXT,
+    TICKET_KEY,
+    TOKEN_IDS,
+)
 from ticket_engine.store import StoredSummary, empty_scores, part_path, read_part, read_store
-from ticket_engine.tokenization import TokenizeSummary, load_ticket_tokenizer, tokenize_tickets
+from ticket_engine.tokenization import CHUNK_ROWS, TokenizeSummary, load_ticket_tokenizer, tokenize_tickets
 
-TICKETS, TOKENS, REJECTED, STORED, BUCKETS, FAILED = (
+TICKETS, TOKENS, REJECTED, STORED, BY_TEXT, BUCKETS, FAILED = (
     "tickets.parquet",
     "tokens.parquet",
     "rejected.parquet",
     "stored.parquet",
+    "by_text.parquet",
     "buckets",
     "failed.parquet",
 )
 
-__all__ = ["SPEC_FILE", "find_scored", "gather", "plan", "rescore", "tokenize"]
+__all__ = ["SPEC_FILE", "decide_by_text", "find_scored", "gather", "plan", "rescore", "tokenize"]
 
 
 def tokenize(folder: Path) -> TokenizeSummary:
@@ -38,7 +56,9 @@ def tokenize(folder: Path) -> TokenizeSummary:
     tokenizer = load_ticket_tokenizer(
         folder / TOKENIZER_FILE, spec.prompt, max_ticket_tokens=spec.max_ticket_tokens, truncate=spec.truncate
     )
-    return tokenize_tickets(folder / TICKETS, folder / TOKENS, folder / REJECTED, tokenizer)
+    return tokenize_tickets(
+        folder / TICKETS, folder / TOKENS, folder / REJECTED, tokenizer, keep_text=spec.head is not None
+    )
 
 
 def find_scored(folder: Path, store: Path) -> StoredSummary:
@@ -50,6 +70,38 @@ def find_scored(folder: Path, store: Path) -> StoredSummary:
     return StoredSummary(len(used), summary.parts, summary.rejected_parts)
 
 
+def decide_by_text(folder: Path) -> int:
+    """Stage 0 of the run's head: tickets that their text alone decides never enter a bucket; how many different ones.
+
+    The table is read a chunk at a time; tickets that an earlier run scored are left out.
+    """
+    spec = read_spec(folder)
+    head = load_head(spec.head, spec.head_hash)
+    seen = pl.read_parquet(folder / STORED, columns=[TICKET_KEY], glob=False)
+    made = [empty_scores()]
+    for batch in pq.ParquetFile(folder / TOKENS).iter_batches(CHUNK_ROWS, columns=[TICKET_KEY, TEXT]):
+        chunk = pl.from_arrow(batch).unique(TICKET_KEY, keep="first", maintain_order=True)
+        chunk = chunk.join(seen, on=TICKET_KEY, how="anti", maintain_order="left")
+        log_probs, is_sure = heads.decide_by_text(head, chunk[TEXT].to_list())
+        keys = chunk.filter(pl.Series(is_sure, dtype=pl.Boolean)).select(TICKET_KEY)
+        scores = pl.Series(LOG_PROBS, log_probs[is_sure].tolist(), dtype=pl.List(pl.Float32))
+        made.append(keys.with_columns(scores, pl.lit(0, pl.Int16).alias(STAGE), pl.lit(None, pl.String).alias(REASON)))
+    decided = pl.concat(made).unique(TICKET_KEY, keep="first")
+    decided.write_parquet(folder / BY_TEXT)
+    return len(decided)
+
+
+def _scored_before_planning(folder: Path) -> pl.DataFrame:
+    """Scores of tickets that need no bucket: known from an earlier run, or decided by their text."""
+    paths = [path for path in (folder / STORED, folder / BY_TEXT) if path.is_file()]
+    frames = [pl.read_parquet(path, glob=False) for path in paths]
+    return pl.concat([_as_lists(frame) for frame in [empty_scores(), *frames]])
+
+
+def _as_lists(scores: pl.DataFrame) -> pl.DataFrame:
+    return scores.with_columns(pl.col(LOG_PROBS).cast(pl.List(pl.Float32)))
+
+
 def plan(folder: Path, *, batch_size: int | None, max_buckets: int) -> BucketPlan:
     """Buckets of the tickets that still need scores, written to the working folder."""
     spec = read_spec(folder)
@@ -59,44 +111,55 @@ def plan(folder: Path, *, batch_size: int | None, max_buckets: int) -> BucketPla
         batch_size=1 if spec.execution == "sequential" else batch_size,
         extra_tokens=spec.extra_tokens,
     )
-    known = pl.read_parquet(folder / STORED, glob=False) if (folder / STORED).is_file() else empty_scores()
-    made = write_buckets(folder / TOKENS, known, folder / BUCKETS, rule, max_buckets)
+    made = write_buckets(folder / TOKENS, _scored_before_planning(folder), folder / BUCKETS, rule, max_buckets)
+    by_text = pq.read_metadata(folder / BY_TEXT).num_rows if (folder / BY_TEXT).is_file() else 0
+    made = replace(made, stored=made.stored - by_text, by_text=by_text)
     (folder / BUCKETS / "plan.json").write_text(json.dumps([asdict(bucket) for bucket in made.buckets]))
     return made
 
 
-def gather(folder: Path, store: Path, source: str) -> GatherSummary:
+def gather(folder: Path, store: Path, source: str, rule: ReviewRule | None = None) -> GatherSummary:
     """Write ``predictions.parquet`` of a run, and add tickets that could not be scored to its quarantine.
+
+    Where something was promised about review, predictions say which tickets need it, and ``review.parquet``
+    lists them, the most valuable first.
 
     Args:
         folder: The working folder.
         store: Where the buckets' parts are.
         source: The input table, for the whole rows of late rejections.
+        rule: What was promised about review.
 
     Raises:
         ScoringError: A bucket's part is missing or damaged, or a ticket has no score.
     """
     spec = read_spec(folder)
     buckets = [Bucket(**fields) for fields in json.loads((folder / BUCKETS / "plan.json").read_text())]
-    frames = [pl.read_parquet(folder / STORED, glob=False)] if (folder / STORED).is_file() else []
+    frames = [_scored_before_planning(folder)]
     for bucket in buckets:
         part = read_part(part_path(store, spec.score_key, bucket.content_key), spec.score_key)
         if part is None:
             raise ScoringError(
                 f"The scores of bucket {bucket.index} are missing or damaged. Run again: only it is redone."
             )
-        frames.append(part)
-    same_types = [frame.with_columns(pl.col(LOG_PROBS).cast(pl.List(pl.Float32))) for frame in frames]
-    scores = pl.concat(same_types).unique(TICKET_KEY, keep="any") if same_types else empty_scores()
-    tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(pl.exclude(TOKEN_IDS)).collect()
+        frames.append(_as_lists(part))
+    scores = pl.concat(frames).unique(TICKET_KEY, keep="any")
+    tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(pl.exclude(TOKEN_IDS, TEXT)).collect()
     where = bucket_of_tickets([Path(bucket.path) for bucket in buckets])
-    predictions, failed = gather_predictions(tokens, scores, where, spec.labels)
+    predictions, failed = gather_predictions(tokens, scores, where, spec.labels, has_head=spec.head is not None)
+    summary = summarise(predictions, failed, spec.labels)
+    if rule is not None and rule.is_given:
+        head = load_head(spec.head, spec.head_hash) if spec.head else None
+        review, threshold = choose_review(head, predictions[PROBABILITY].to_numpy(), rule)
+        review_rows(predictions, review).write_parquet(folder / REVIEW_FILE)
+        predictions = predictions.with_columns(pl.Series(NEEDS_REVIEW, review, dtype=pl.Boolean))
+        summary = replace(summary, needs_review=int(review.sum()), review_threshold=threshold)
     predictions.write_parquet(folder / PREDICTIONS_FILE)
     late = pl.read_parquet(folder / REJECTED, columns=[INPUT_INDEX, REASON], glob=False)
     pl.concat([late, failed]).sort(INPUT_INDEX).write_parquet(folder / FAILED)
     if len(late) + len(failed):
         quarantine_late(source, folder, folder / FAILED)
-    return summarise(predictions, failed, spec.labels)
+    return summary
 
 
 def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
@@ -110,14 +173,17 @@ def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
     Returns:
         ``sample`` with ``reference_label`` and ``reference_log_probs`` (float32 list, labels in order).
     """
-    spec, engine = read_spec(folder), load_engine(folder)
+    spec, scorer = read_spec(folder), load_scorer(folder)
     id_column = sample.columns[0]
-    tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(id_column, TOKEN_IDS)
+    text = pl.col(TEXT) if spec.head else pl.lit("").alias(TEXT)
+    tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(id_column, TOKEN_IDS, text)
     wanted = tokens.join(sample.lazy().select(id_column), on=id_column, how="semi").collect()
     ids = sample.select(id_column).join(wanted, on=id_column, how="inner", validate="1:1", maintain_order="left")
     sample = sample.join(ids.select(id_column), on=id_column, how="semi", maintain_order="left")
     with ThreadPoolExecutor(spec.workers) as pool:
-        rows = list(pool.map(engine.reference, [row.to_numpy() for row in ids[TOKEN_IDS]]))
+        depths = sample[STAGE].to_list() if STAGE in sample.columns else [None] * len(sample)
+        rows = list(pool.map(scorer.reference, [row.to_numpy() for row in ids[TOKEN_IDS]], ids[TEXT], depths))
+        rows = [log_probs for log_probs, _ in rows]
     return sample.with_columns(
         pl.Series("reference_label", [spec.labels[int(row.argmax())] for row in rows], dtype=pl.String),
         pl.Series("reference_log_probs", [row.tolist() for row in rows], dtype=pl.List(pl.Float32)),

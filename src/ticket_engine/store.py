@@ -1,7 +1,8 @@
 """Scored tickets on disk, kept between runs: parts written whole, verified when read.
 
 A part is a Parquet file ``STORE/SCORE_KEY/CONTENT_KEY.parquet`` with ``ticket_key``, ``log_probs``
-(float32, one a label) and ``reason`` (null, or why the ticket could not be scored). Its metadata holds
+(float32, one a label), ``stage`` (null, or after how many layers a head decided) and ``reason`` (null, or why
+the ticket could not be scored). Its metadata holds
 the score key and a hash of its content: a torn, changed or foreign part is not trusted.
 """
 
@@ -13,13 +14,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ticket_engine.schemas import LOG_PROBS, REASON, TICKET_KEY
+from ticket_engine.schemas import LOG_PROBS, REASON, STAGE, TICKET_KEY
 
+COLUMNS = (TICKET_KEY, LOG_PROBS, STAGE, REASON)
 SUFFIX = ".parquet"
 
 log = logging.getLogger(__name__)
@@ -44,21 +45,22 @@ def part_path(store: Path, score_key: str, key: str) -> Path:
     return store / score_key[:32] / (key + SUFFIX)
 
 
-def write_part(path: Path, score_key: str, ticket_keys: pl.Series, log_probs: np.ndarray, reasons: pl.Series) -> None:
+def write_part(path: Path, score_key: str, scores: pl.DataFrame) -> None:
     """Write a part atomically: beside its name first, then renamed.
 
     Args:
         path: From `part_path`.
         score_key: Of the engine's spec.
-        ticket_keys: Binary, one a ticket.
-        log_probs: float32 ``(tickets, labels)``; rows with a reason may be NaN.
-        reasons: String, null for scored tickets.
+        scores: ``ticket_key`` (Binary), ``log_probs`` (float32 array; NaN where there is a reason), ``stage``
+            (Int16 or null) and ``reason`` (String, null for scored tickets), a row a ticket.
     """
+    log_probs = scores[LOG_PROBS].to_numpy()
     table = pa.table(
         {
-            TICKET_KEY: ticket_keys.to_list(),
+            TICKET_KEY: scores[TICKET_KEY].to_list(),
             LOG_PROBS: pa.FixedSizeListArray.from_arrays(pa.array(log_probs.reshape(-1)), log_probs.shape[1]),
-            REASON: reasons.to_list(),
+            STAGE: scores[STAGE].to_list(),
+            REASON: scores[REASON].to_list(),
         },
         schema=_schema(log_probs.shape[1]),
     )
@@ -81,7 +83,7 @@ def read_part(path: Path, score_key: str) -> pl.DataFrame | None:
     try:
         table = pq.read_table(path)
         metadata = table.schema.metadata or {}
-        if metadata.get(b"score_key") != score_key.encode() or table.column_names != [TICKET_KEY, LOG_PROBS, REASON]:
+        if metadata.get(b"score_key") != score_key.encode() or table.column_names != list(COLUMNS):
             return None
         scores = table.schema.field(LOG_PROBS).type
         if not pa.types.is_fixed_size_list(scores):
@@ -117,7 +119,8 @@ def read_store(store: Path, score_key: str) -> tuple[pl.DataFrame, StoredSummary
 
 def empty_scores() -> pl.DataFrame:
     """A table of scores without rows."""
-    return pl.DataFrame(schema={TICKET_KEY: pl.Binary, LOG_PROBS: pl.List(pl.Float32), REASON: pl.String})
+    types = (pl.Binary, pl.List(pl.Float32), pl.Int16, pl.String)
+    return pl.DataFrame(schema=dict(zip(COLUMNS, types, strict=True)))
 
 
 def clean_store(store: Path, days: int) -> int:
@@ -131,13 +134,13 @@ def clean_store(store: Path, days: int) -> int:
 
 
 def _schema(labels: int) -> pa.Schema:
-    types = {TICKET_KEY: pa.binary(), LOG_PROBS: pa.list_(pa.float32(), labels), REASON: pa.string()}
-    return pa.schema(list(types.items()))
+    types = (pa.binary(), pa.list_(pa.float32(), labels), pa.int16(), pa.string())
+    return pa.schema(list(zip(COLUMNS, types, strict=True)))
 
 
 def _content_hash(table: pa.Table) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for column in (TICKET_KEY, LOG_PROBS, REASON):
+    for column in COLUMNS:
         values = table.column(column).combine_chunks()
         if isinstance(values, pa.ChunkedArray):
             values = pa.concat_arrays(values.chunks)
@@ -145,6 +148,6 @@ def _content_hash(table: pa.Table) -> str:
             digest.update(values.flatten().to_numpy().tobytes())
         else:
             for value in values.to_pylist():
-                data = value.encode() if isinstance(value, str) else value or b"-"
+                data = str(value).encode() if isinstance(value, str | int) else value or b"-"
                 digest.update(len(data).to_bytes(4, "little") + data)
     return digest.hexdigest()

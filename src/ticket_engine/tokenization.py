@@ -117,12 +117,15 @@ class TokenizedTexts:
         offsets = pa.array(np.concatenate([[0], np.cumsum(self.lengths)]), type=pa.int64())
         return pl.Series(TOKEN_IDS, pl.from_arrow(pa.LargeListArray.from_arrays(offsets, pa.array(self.flat))))
 
-    def keys_series(self) -> pl.Series:
-        """A hash of each text's ids: equal texts have equal keys, across runs and machines."""
+    def keys_series(self, texts: list[str] | None = None) -> pl.Series:
+        """A hash of each text's ids, and of the text where given: equal ones have equal keys, across runs and machines."""
         data, width = self.flat.astype("<u4", copy=False).tobytes(), 4
         ends = np.cumsum(self.lengths)
         spans = zip((ends - self.lengths).tolist(), ends.tolist(), strict=True)
-        keys = [hashlib.blake2b(data[a * width : b * width], digest_size=KEY_BYTES).digest() for a, b in spans]
+        rows = [data[a * width : b * width] for a, b in spans]
+        if texts is not None:
+            rows = [row + text.encode("utf-8", "surrogatepass") for row, text in zip(rows, texts, strict=True)]
+        keys = [hashlib.blake2b(row, digest_size=KEY_BYTES).digest() for row in rows]
         return pl.Series(TICKET_KEY, keys, dtype=pl.Binary)
 
 
@@ -135,16 +138,18 @@ def load_ticket_tokenizer(path: Path, prompt: Prompt, *, max_ticket_tokens: int,
     return TicketTokenizer(tokenizer, prompt, max_ticket_tokens, truncate)
 
 
-def tokenize_frame(frame: pl.DataFrame, tokenizer: TicketTokenizer) -> pl.DataFrame:
-    """Tickets without their text, with key, length columns and ids, and the reason of those that do not fit.
+def tokenize_frame(frame: pl.DataFrame, tokenizer: TicketTokenizer, *, keep_text: bool = False) -> pl.DataFrame:
+    """Tickets with key, length columns and ids, and the reason of those that do not fit.
 
     Args:
         frame: Columns id, ``input_index`` and ``text``.
         tokenizer: Of the run's model and prompt.
+        keep_text: A head reads the text too: it stays, and counts in the key (of a cut ticket all of it).
     """
-    texts = tokenizer.encode(frame[TEXT].to_list())
-    return frame.drop(TEXT).with_columns(
-        texts.keys_series(),
+    words = frame[TEXT].to_list()
+    texts = tokenizer.encode(words)
+    return (frame if keep_text else frame.drop(TEXT)).with_columns(
+        texts.keys_series(words if keep_text else None),
         pl.Series(TOKEN_LENGTH, texts.lengths, dtype=pl.UInt32),
         pl.Series(IS_TRUNCATED, texts.truncated),
         texts.ids_series(),
@@ -156,7 +161,9 @@ def tokenize_frame(frame: pl.DataFrame, tokenizer: TicketTokenizer) -> pl.DataFr
     )
 
 
-def tokenize_tickets(tickets: Path, tokens: Path, rejected: Path, tokenizer: TicketTokenizer) -> TokenizeSummary:
+def tokenize_tickets(
+    tickets: Path, tokens: Path, rejected: Path, tokenizer: TicketTokenizer, *, keep_text: bool = False
+) -> TokenizeSummary:
     """Write the tokens of a table of tickets, and apart from them the tickets that do not fit the prompt.
 
     Args:
@@ -164,12 +171,13 @@ def tokenize_tickets(tickets: Path, tokens: Path, rejected: Path, tokenizer: Tic
         tokens: Where the table with ``ticket_key, token_length, is_truncated, token_ids`` goes.
         rejected: Where id, ``input_index`` and ``reason`` of the others go.
         tokenizer: Of the run's model and prompt.
+        keep_text: See `tokenize_frame`.
     """
     lengths: list[np.ndarray] = []
     truncated = 0
     left_out: list[pl.DataFrame] = []
     with _ParquetSink(tokens) as sink:
-        for made in _two_at_once(partial(tokenize_frame, tokenizer=tokenizer), _chunks(tickets)):
+        for made in _two_at_once(partial(tokenize_frame, tokenizer=tokenizer, keep_text=keep_text), _chunks(tickets)):
             kept = made.filter(pl.col(REASON).is_null()).drop(REASON)
             id_and_reason = [column for column in made.columns if column in (made.columns[0], INPUT_INDEX, REASON)]
             left_out.append(made.filter(pl.col(REASON).is_not_null()).select(id_and_reason))

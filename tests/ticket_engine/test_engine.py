@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from ticket_engine.engine import TOLERANCE, Engine, EngineSpec, load_engine, prepare_engine, read_spec
+from ticket_engine.engine import Engine, load_engine
+from ticket_engine.engine_spec import TOLERANCE, EngineSpec, read_spec
 from ticket_engine.errors import LabelsError, ModelError, ScoringError, SettingsError
 from ticket_engine.models import load_weights
+from ticket_engine.preparation import prepare_engine
 from ticket_engine.settings import RunSettings
 from ticket_engine.tokenization import load_ticket_tokenizer
 
@@ -71,7 +73,7 @@ def test_packed_padded_sequential_and_reference_agree_for_any_lengths_and_any_ba
         np.testing.assert_allclose(np.concatenate(apart), together, atol=1e-4, rtol=0)
         np.testing.assert_array_equal(engine.reference(tickets[0]), expected[0])
     shortest = tickets[-1:]
-    np.testing.assert_allclose(expected[-1:], naive(sequential, sequential._stock, shortest, naive_scores), atol=1e-4)
+    np.testing.assert_allclose(expected[-1:], naive(sequential, sequential.stock, shortest, naive_scores), atol=1e-4)
 
 
 @pytest.mark.parametrize("labels", [SINGLE, BRANCHING], ids=["single", "branching"])
@@ -140,16 +142,16 @@ def test_a_model_with_which_packing_turns_out_not_to_work_is_an_error_with_the_w
 def test_a_window_shorter_than_the_prompt_falls_back_with_one_log_line(
     make_run: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "ticket_engine.engine"):
+    with caplog.at_level(logging.INFO, "ticket_engine.preparation"):
         spec = read_spec(make_run([], model="gemma3_short_window"))
         assert (spec.execution, spec.prefix_cache) == ("padded", False)
-    lines = [record.getMessage() for record in caplog.records if record.name == "ticket_engine.engine"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "ticket_engine.preparation"]
     assert len(lines) == 1
     assert lines[0].startswith("Execution padded instead of packed: its sliding window of 64 tokens is shorter")
     caplog.clear()
-    with caplog.at_level(logging.INFO, "ticket_engine.engine"):
+    with caplog.at_level(logging.INFO, "ticket_engine.preparation"):
         assert read_spec(make_run([], model="gemma3")).execution == "packed"
-    assert [record for record in caplog.records if record.name == "ticket_engine.engine"] == []
+    assert [record for record in caplog.records if record.name == "ticket_engine.preparation"] == []
 
 
 @pytest.mark.parametrize(("labels", "execution"), [(SINGLE, "packed"), (BRANCHING, "packed"), (BRANCHING, "padded")])
@@ -204,7 +206,7 @@ class Cramped(Engine):
 
 def cramped(make_engine: Callable[..., Engine], room: int) -> Cramped:
     whole = make_engine("llama")
-    engine = Cramped(whole.spec, whole._stock)
+    engine = Cramped(whole.spec, whole.stock)
     engine.passes, engine.room = [], room
     return engine
 
@@ -345,7 +347,7 @@ def test_the_packed_view_shares_the_weights_and_leaves_the_stock_model_as_it_is(
     make_engine: Callable[..., Engine],
 ) -> None:
     engine = make_engine("gemma3")
-    stock, view = engine._stock, engine._view
+    stock, view = engine.stock, engine.view
     assert {id(weight) for weight in view.parameters()} == {id(weight) for weight in stock.parameters()}
     assert stock.config._attn_implementation != view.config._attn_implementation
     before = engine.reference(random_tickets([20])[0])

@@ -30,6 +30,14 @@ def test_instruction_and_metadata_may_be_given_and_line_breaks_in_descriptions_b
     assert labels.labels == (Label("a", "one two"), Label("b", ""))
 
 
+def test_examples_belong_to_their_label_and_change_the_hash(tmp_path: Path) -> None:
+    text = "labels:\n- name: a\n  examples:\n  - one\n    two\n  - three\n- name: b\n"
+    labels = read_labels(write(tmp_path, text))
+    assert [label.examples for label in labels.labels] == [("one two", "three"), ()]
+    other = read_labels(write(tmp_path, text.replace("three", "four")))
+    assert other.content_hash != labels.content_hash
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -37,6 +45,8 @@ def test_instruction_and_metadata_may_be_given_and_line_breaks_in_descriptions_b
         ("labels: []\n", "labels"),
         ("instruction: x\n", "labels: Field required"),
         (TWO + "extra: 1\n", "extra"),
+        ("labels:\n- {name: a, examples: ['']}\n- {name: b}\n", "labels.0.examples.0"),
+        ("labels:\n- {name: a, examples: where}\n- {name: b}\n", "labels.0.examples"),
         ("labels:\n- {name: a, colour: red}\n- {name: b}\n", "labels.0.colour"),
         ("labels:\n- {description: x}\n- {name: b}\n", "labels.0.name"),
         ("labels:\n- {name: ''}\n- {name: b}\n", "labels.0.name"),

@@ -59,6 +59,12 @@ def test_the_system_text_shows_instruction_and_every_label_as_it_is_written() ->
     assert text.endswith("- billing: invoices\n- account access: logins {and} {{ 7 * 7 }}\n- returns")
 
 
+def test_examples_stand_below_their_label_in_the_system_text() -> None:
+    labels = LabelSet((Label("a", "first", ("Where is it?", "Lost!")), Label("b", "second")))
+    lines = system_text(labels).splitlines()[-4:]
+    assert lines == ["- a: first", "  For example: Where is it?", "  For example: Lost!", "- b: second"]
+
+
 @pytest.mark.parametrize("labels", [PLAIN, BEGINNING])
 def test_label_ids_are_what_follows_the_prompt_when_both_are_tokenized_together(
     toy_tokenizer: PreTrainedTokenizerFast, labels: LabelSet
@@ -158,7 +164,7 @@ def test_the_content_hash_depends_on_every_field(toy_tokenizer: PreTrainedTokeni
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_the_prompt_survives_being_saved_with_a_run(make_run: Callable[..., Path], name: str) -> None:
-    from ticket_engine.engine import read_spec
+    from ticket_engine.engine_spec import read_spec
 
     spec = read_spec(make_run([TICKET], model=name, labels=("account", "account access", "Größe", "billing")))
     assert spec.labels == ("account", "account access", "Größe", "billing")

@@ -37,8 +37,13 @@ def tokens(keys: list[bytes], indexes: list[int] | None = None) -> pl.DataFrame:
 
 def scores(keys: list[bytes], matrix: np.ndarray, reasons: list[str | None] | None = None) -> pl.DataFrame:
     return pl.DataFrame(
-        {"ticket_key": keys, "log_probs": matrix.tolist(), "reason": reasons or [None] * len(keys)},
-        schema={"ticket_key": pl.Binary, "log_probs": pl.List(pl.Float32), "reason": pl.String},
+        {
+            "ticket_key": keys,
+            "log_probs": matrix.tolist(),
+            "stage": [row % 3 for row in range(len(keys))],
+            "reason": reasons or [None] * len(keys),
+        },
+        schema={"ticket_key": pl.Binary, "log_probs": pl.List(pl.Float32), "stage": pl.Int16, "reason": pl.String},
     )
 
 
@@ -141,3 +146,12 @@ def test_every_ticket_of_the_bucket_files_is_found_with_its_buckets_index(tmp_pa
     made = bucket_of_tickets(sorted(tmp_path.iterdir()))
     assert made.rows() == [(b"a", 0), (b"b", 0), (b"c", 12)]
     assert made.schema == bucket_of_tickets([]).schema
+
+
+def test_with_a_head_predictions_tell_after_how_many_layers_they_were_decided() -> None:
+    keys = [b"a", b"b", b"c", b"d"]
+    made, failed = gather_predictions(
+        tokens(keys), scores(keys, log_probs(*[(0.2, 0.7, 0.1)] * 4)), buckets(keys), LABELS, has_head=True
+    )
+    assert made["stage"].to_list() == [0, 1, 2, 0]
+    assert summarise(made, failed, LABELS).stage_counts == {"0": 2, "1": 1, "2": 1}

@@ -51,7 +51,10 @@ def with_threshold(head: Head, threshold: float) -> Head:
 
 
 def run(engine, head: Head, ids: list[np.ndarray], texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    return HeadScorer(engine, head).score(ids, texts)
+    """Log-probabilities, and which stage of the head decided."""
+    log_probs, depths = HeadScorer(engine, head).score(ids, texts)
+    place = {stage.depth: index for index, stage in enumerate(head.stages)}
+    return log_probs, np.array([place[depth] for depth in depths])
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "gemma3"])
@@ -110,7 +113,7 @@ def test_layers_below_the_last_stage_are_all_that_run(make_engine) -> None:
     engine = make_engine("llama", execution="packed")
     head = make_head(engine, (NEVER, 0.0))
     shallow = replace(head, stages=head.stages[:2])
-    assert staged_model(engine._view, shallow).depths == (1, 2)
+    assert staged_model(engine.view, shallow).depths == (1, 2)
 
 
 def test_a_head_of_a_deeper_model_is_refused(make_engine) -> None:
@@ -118,4 +121,4 @@ def test_a_head_of_a_deeper_model_is_refused(make_engine) -> None:
     head = make_head(engine, (NEVER, 0.3))
     deep = replace(head.stages[-1], depth=9, hidden_weights={Block(9, "mean"): np.zeros((32, 4), np.float32)})
     with pytest.raises(HeadError, match="reads layer 9, the model has 3"):
-        staged_model(engine._view, replace(head, stages=(*head.stages[:2], deep)))
+        staged_model(engine.view, replace(head, stages=(*head.stages[:2], deep)))

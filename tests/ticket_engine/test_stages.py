@@ -8,7 +8,8 @@ import pytest
 from ticket_engine import stages
 from ticket_engine.bucket_files import BucketPlan
 from ticket_engine.bucket_scoring import classify_bucket
-from ticket_engine.engine import load_engine, read_spec
+from ticket_engine.engine import load_engine
+from ticket_engine.engine_spec import read_spec
 from ticket_engine.errors import ScoringError
 from ticket_engine.results import GatherSummary
 from ticket_engine.schemas import predictions_schema

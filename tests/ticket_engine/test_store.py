@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ticket_engine.schemas import LOG_PROBS, REASON, TICKET_KEY
+from ticket_engine.schemas import LOG_PROBS, REASON, STAGE, TICKET_KEY
 from ticket_engine.store import clean_store, content_key, part_path, read_part, read_store, write_part
 
 SCORE_KEY = "0123456789abcdef" * 4
@@ -25,7 +25,13 @@ def write(store: Path, first: int = 0, tickets: int = 40, score_key: str = SCORE
     if tickets > 2:
         log_probs[2], reasons[2] = np.nan, "scores are not finite"
     path = part_path(store, score_key, content_key(keys))
-    write_part(path, score_key, pl.Series(keys), log_probs, pl.Series(reasons, dtype=pl.String))
+    scores = {
+        TICKET_KEY: keys,
+        LOG_PROBS: pl.Series(log_probs, dtype=pl.Array(pl.Float32, 3)),
+        STAGE: pl.Series([None, *range(1, tickets)], dtype=pl.Int16),
+        REASON: pl.Series(reasons, dtype=pl.String),
+    }
+    write_part(path, score_key, pl.DataFrame(scores))
     return path
 
 
@@ -38,6 +44,7 @@ def test_a_part_reads_back_exactly_as_it_was_written(tmp_path: Path) -> None:
     expected[2] = np.nan
     np.testing.assert_array_equal(frame[LOG_PROBS].to_numpy(), expected)
     assert list(path.parent.iterdir()) == [path]
+    assert frame[STAGE].to_list() == [None, *range(1, 40)]
     assert frame[REASON].to_list() == [None, None, "scores are not finite"] + [None] * 37
 
 
@@ -111,8 +118,10 @@ def test_a_writer_that_is_killed_leaves_no_part(tmp_path: Path) -> None:
         "keys = pl.Series([b'%016d' % row for row in range(rows)])\n"
         "log_probs = np.random.default_rng(0).normal(size=(rows, 12)).astype(np.float32)\n"
         "for number in range(1000):\n"
-        "    reasons = pl.Series([None] * rows, dtype=pl.String)\n"
-        "    write_part(Path(sys.argv[1]) / 'ab' / f'{number}.parquet', 'key', keys, log_probs, reasons)\n"
+        "    empty = {'stage': pl.Series([None] * rows, dtype=pl.Int16), 'reason': pl.Series([None] * rows, dtype=pl.String)}\n"
+        "    array = pl.Series(log_probs, dtype=pl.Array(pl.Float32, 12))\n"
+        "    scores = pl.DataFrame({'ticket_key': keys, 'log_probs': array, **empty})\n"
+        "    write_part(Path(sys.argv[1]) / 'ab' / f'{number}.parquet', 'key', scores)\n"
     )
     writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     staged: list[Path] = []
