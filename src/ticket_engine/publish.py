@@ -20,12 +20,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
+from polars.exceptions import PolarsError
 
 from ticket_engine.errors import InputError, OutputError
 from ticket_engine.schemas import MANIFEST_FILE, PREDICTIONS_FILE, QUARANTINE_FILE
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def working_folder(output: Path) -> Path:
@@ -50,7 +52,7 @@ def claimed_output(output: Path) -> Iterator[Path]:
     Leavings of a killed run are removed. The folder is removed at the end, whatever happens.
 
     Raises:
-        OutputError: Another run is writing there, or the place is not ours or not writable.
+        OutputError: Another run is writing there, the place is not ours or not writable, or there is no room left.
     """
     if output.name in ("", ".", ".."):
         raise OutputError(f"{output} cannot be an output folder. Name a folder that this run may replace.")
@@ -68,7 +70,15 @@ def claimed_output(output: Path) -> Iterator[Path]:
         except OSError as error:
             raise OutputError(f"{output} cannot be written: {error.strerror}.") from error
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield folder
+        try:
+            yield folder
+        except (OSError, PolarsError) as error:
+            if not _is_no_room(error):
+                raise
+            raise OutputError(
+                f"There was no room left for {output} or its store. Nothing was published, what was there before "
+                "is as it was. Make room and run again: what was scored is kept."
+            ) from error
 
 
 def write_manifest(staged: Path, manifest: dict) -> dict:
@@ -147,6 +157,12 @@ def keep_refused(staged: Path, output: Path) -> Path:
     shutil.rmtree(kept, ignore_errors=True)
     staged.rename(kept)
     return kept
+
+
+def _is_no_room(error: BaseException) -> bool:
+    """Whether a disk was full, a quota used up, or a file too large for it; Polars says so in words only."""
+    code = getattr(error, "errno", None)
+    return code in _NO_ROOM or (code is None and any(os.strerror(number) in str(error) for number in _NO_ROOM))
 
 
 def _is_ours(output: Path) -> bool:
