@@ -19,9 +19,9 @@ from data_contracts.tables import (
 )
 from data_contracts.validation import check_suite, run_suite
 from ticket_engine.labels import read_labels
-from ticket_engine.publish import read_manifest
+from ticket_engine.publish import find_earlier, read_manifest
 from ticket_engine.reading import ReadSummary
-from ticket_engine.schemas import LABEL, MANIFEST_FILE, PREDICTIONS_FILE, QUARANTINE_FILE
+from ticket_engine.schemas import LABEL, PREDICTIONS_FILE, QUARANTINE_FILE
 from ticket_engine.settings import RunSettings
 from ticket_engine.spot_check import SpotCheck
 
@@ -33,6 +33,7 @@ PREDICTION_FIGURES = (
     "labels",
     "label_counts",
     "label_counts_before",
+    "compared_with",
     "largest_label_share",
     "spot_check",
     "min_agreement",
@@ -90,7 +91,7 @@ def check_predictions(
     figures = _prediction_figures(predictions, read_labels(settings.labels).names) | {
         "rows": rows,
         "quarantined": len(quarantined),
-        "label_counts_before": _counts_before(Path(settings.output)),
+        **_earlier_run(settings),
         "spot_check": {name: value for name, value in asdict(checked).items() if name not in SPOT_CHECK_FIELDS},
         "min_agreement": settings.min_agreement,
     }
@@ -139,6 +140,8 @@ def _prediction_figures(predictions: pl.DataFrame, labels: tuple[str, ...]) -> d
     }
 
 
-def _counts_before(output: Path) -> dict[str, int] | None:
-    """Predictions a label of the last published run, or None if there is none."""
-    return read_manifest(output)["labels"] if (output / MANIFEST_FILE).is_file() else None
+def _earlier_run(settings: RunSettings) -> dict:
+    """Predictions a label of the run to compare with, and which one that is; None if there is none."""
+    folder = find_earlier(settings)
+    manifest = read_manifest(folder) if folder else {"labels": None, "run_date": None}
+    return {"label_counts_before": manifest["labels"], "compared_with": manifest["run_date"]}

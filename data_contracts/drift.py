@@ -23,16 +23,24 @@ class ExpectLabelSharesToStayClose(RunExpectation):
     Args:
         counts: Predictions a label.
         counts_before: Those of the last published run, or None if there is none.
+        compared_with: Run date of that run.
         max_drift: Most allowed distance, 0 to 1.
         min_rows: With fewer predictions on either side the distance is not judged.
     """
 
     counts: dict
     counts_before: dict | None = None
+    compared_with: str | dict | None = None  # a dict until the parameter is filled in
     max_drift: Number = pydantic.Field(default=None)
     min_rows: Number = pydantic.Field(default=None)
 
-    success_keys: ClassVar[tuple[str, ...]] = ("counts", "counts_before", "max_drift", "min_rows")
+    success_keys: ClassVar[tuple[str, ...]] = (
+        "counts",
+        "counts_before",
+        "compared_with",
+        "max_drift",
+        "min_rows",
+    )
     args_keys: ClassVar[tuple[str, ...]] = success_keys
 
     @classmethod
@@ -56,7 +64,7 @@ class ExpectLabelSharesToStayClose(RunExpectation):
             return found
         return RenderedTableContent(
             content_block_type="table",
-            header_row=["Label", "Last run", "This run"],
+            header_row=["Label", "Earlier run", "This run"],
             table=[[label, number_words(before, True), number_words(now, True)] for label, before, now in shares],
             subheader=RenderedStringTemplateContent(string_template={"template": found, "tag": "p"}),
             styling={"body": {"classes": ["table", "table-sm"]}},
@@ -78,6 +86,7 @@ class ExpectLabelSharesToStayClose(RunExpectation):
             return True, f"{number_words(drift, True)}, not judged: {total} predictions, {total_before} before", details
         return (
             self.max_drift is None or drift <= self.max_drift,
-            f"The shares moved by {number_words(drift, True)}",
+            f"The shares moved by {number_words(drift, True)}"
+            + (f" since the run of {self.compared_with}" if self.compared_with else ""),
             details,
         )

@@ -96,6 +96,11 @@ def _spot_check(check: dict) -> str:
         "near_ties": "of these with two labels too close to call",
         "disagreed": "of these with another label",
     }
+    if check.get("float32_sampled"):
+        words |= {
+            "float32_sampled": "Tickets scored in float32 too",
+            "float32_disagreed": "of these with another label, beyond the rounding of the run's number format",
+        }
     rows = [f'<tr><td>{text}<td class="number" data-spot-check="{name}">{check[name]}' for name, text in words.items()]
     bound = (
         f"<p>With {check['confidence']:.0%} confidence at most <b>{check['upper_bound']:.1%}</b> of all labels differ "

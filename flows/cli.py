@@ -59,6 +59,7 @@ def classify(
     contract_parameter: Annotated[
         list[str] | None, typer.Option("--contract-parameter", help="NAME=NUMBER, may be given again.")
     ] = None,
+    compare_with: Annotated[str | None, _option("compare_with", "--compare-with")] = DEFAULTS["compare_with"],
     on_drift: Annotated[str, _option("on_drift", "--on-drift")] = DEFAULTS["on_drift"],
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the flow's log.")] = False,
 ) -> None:

@@ -91,8 +91,9 @@ def check_words(check: dict) -> str:
     if not check["sampled"]:
         return "none taken"
     ties = f", {check['near_ties']} within rounding of two labels" if check["near_ties"] else ""
+    exact = f" ({check['float32_sampled']} in float32 too)" if check["float32_sampled"] else ""
     return (
-        f"{check['agreement']:.3f}: of {check['sampled']} tickets scored again by the slow scorer {check['agreed']} got "
+        f"{check['agreement']:.3f}: of {check['sampled']} tickets scored again by the slow scorer{exact} {check['agreed']} got "
         f"the same label{ties}, {check['disagreed']} another; at most {check['upper_bound']:.1%} of all differ "
         f"({check['confidence']:.0%} confidence)"
     )

@@ -157,6 +157,12 @@ def load_engine(folder: Path) -> Engine:
         return _engines[key]
 
 
+def forget_engine() -> None:
+    """Let go of the engine that is kept, so that its weights leave memory when its last user is done."""
+    with _lock:
+        _engines.clear()
+
+
 def _check_exact(engine: Engine) -> None:
     spec = engine.spec
     allowed = math.expm1(spec.tolerance)  # what the tolerance in log-probability is at most in probability

@@ -3,17 +3,19 @@
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ticket_engine.engine import Engine, is_out_of_memory, load_engine
+from ticket_engine.engine import Engine, forget_engine, is_out_of_memory, load_engine
 from ticket_engine.engine_spec import read_spec
 from ticket_engine.errors import ModelError
 from ticket_engine.head_files import load_head
 from ticket_engine.heads import LAST, MEAN, Block, Head, is_decided, stage_log_probs
 from ticket_engine.lexical import lexical_features
+from ticket_engine.models import load_weights
 from ticket_engine.scoring import Batch, decoder
 from ticket_engine.staged_pass import StagedModel, staged_model, staged_pass
 
@@ -39,8 +41,13 @@ class LabelScorer:
 class HeadScorer:
     """A head on an engine: knows which layers to run. Nothing in it changes after it is made."""
 
-    def __init__(self, engine: Engine, head: Head) -> None:
+    def __init__(self, engine: Engine, head: Head, tolerance: float | None = None) -> None:
         """Cut the engine's packed view into the head's segments.
+
+        Args:
+            engine: Of the run.
+            head: That decides.
+            tolerance: Of the run whose answers are compared, natural log; the engine's own if None.
 
         Raises:
             ModelError: The engine's execution is not packed.
@@ -52,6 +59,7 @@ class HeadScorer:
         self.labels = len(head.labels)
         self._depths = np.array([stage.depth for stage in head.stages])
         self._engine = engine
+        self._tolerance = engine.spec.tolerance if tolerance is None else tolerance
         self._model: StagedModel = staged_model(engine.view, head)
 
     def score(self, tickets: Sequence[np.ndarray], texts: Sequence[str]) -> tuple[np.ndarray, list[int]]:
@@ -124,7 +132,7 @@ class HeadScorer:
         used = decided if depth is None else int(np.flatnonzero(self._depths == depth)[0])
         earlier = min(used, decided)
         confidence = float(np.exp(stages[earlier].max()))
-        if abs(confidence - self.head.stages[earlier].threshold) <= self._engine.spec.tolerance * confidence:
+        if abs(confidence - self.head.stages[earlier].threshold) <= self._tolerance * confidence:
             decided = used
         return stages[decided][0], int(self._depths[decided])
 
@@ -153,3 +161,21 @@ def load_scorer(folder: Path) -> LabelScorer | HeadScorer:
             _scorers.clear()
             _scorers[key] = made
         return _scorers[key]
+
+
+def float32_scorer(folder: Path) -> LabelScorer | HeadScorer:
+    """The same scorer on float32 weights, for the spot check. Not kept; the run's own engine is let go first.
+
+    Raises:
+        ModelError: The weights cannot be loaded.
+        HeadError: The head is not the one that the run began with.
+    """
+    with _lock:
+        _scorers.clear()
+    forget_engine()
+    spec = read_spec(folder)
+    weights = load_weights(Path(spec.model_folder), "float32")
+    if not spec.head:
+        return LabelScorer(Engine(replace(spec, dtype="float32", execution="sequential", prefix_cache=False), weights))
+    engine = Engine(replace(spec, dtype="float32", prefix_cache=False), weights)
+    return HeadScorer(engine, load_head(spec.head, spec.head_hash), spec.tolerance)

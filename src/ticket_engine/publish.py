@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -24,7 +25,9 @@ from polars.exceptions import PolarsError
 
 from ticket_engine.errors import InputError, OutputError
 from ticket_engine.schemas import MANIFEST_FILE, PREDICTIONS_FILE, QUARANTINE_FILE
+from ticket_engine.settings import RunSettings, fill_dates
 
+DAYS_BACK = 366
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -112,6 +115,21 @@ def read_manifest(output: Path) -> dict:
     if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
         raise InputError(f"{output / MANIFEST_FILE} does not list the files of a run.")
     return manifest
+
+
+def find_earlier(settings: RunSettings) -> Path | None:
+    """The published run that a run's label shares are compared with, None if there is none.
+
+    The latest within a year before the run date where ``compare_with`` names a folder a day; else the folder
+    that it names, which is the output as it stands before the run replaces it.
+
+    Args:
+        settings: Of the run, resolved.
+    """
+    template, day, output = settings.compare_with or settings.output, settings.day(), Path(settings.output)
+    earlier = (Path(fill_dates(template, day - timedelta(days=number))) for number in range(1, DAYS_BACK + 1))
+    candidates = (*(folder for folder in earlier if folder != output), Path(fill_dates(template, day)))
+    return next((folder for folder in candidates if (folder / MANIFEST_FILE).is_file()), None)
 
 
 def find_damage(output: Path) -> list[str]:

@@ -130,6 +130,12 @@ class RunSettings(BaseModel):
         title="Contract overrides",
         description="Thresholds of the contracts by name, such as max_quarantine_rate or max_label_share.",
     )
+    compare_with: str | None = Field(
+        default=None,
+        title="Compare with",
+        description="Output folder of the earlier run that drift is measured against; with {run_date} in it the "
+        "last day before this run that was published. Empty: the same as the output.",
+    )
     on_drift: Literal["warn", "fail"] = Field(
         default="warn", title="On drift", description="What a shifted label distribution does to the run."
     )
@@ -143,7 +149,7 @@ class RunSettings(BaseModel):
         return self
 
     def resolved(self, day: date) -> Self:
-        """The same settings with date templates filled in and a store named.
+        """The same settings with date templates filled in and a store named; ``compare_with`` stays a template.
 
         Args:
             day: The run date where the settings name none.
@@ -152,16 +158,38 @@ class RunSettings(BaseModel):
             SettingsError: The run date is no day, or a template names something other than run_date, year, month or day.
         """
         try:
-            day = date.fromisoformat(self.run_date) if self.run_date else day
+            day = self.day() if self.run_date else day
         except ValueError:
             raise SettingsError(f"There is no day {self.run_date}. Give the run date as YYYY-MM-DD.") from None
-        words = {"run_date": day.isoformat(), "year": f"{day:%Y}", "month": f"{day:%m}", "day": f"{day:%d}"}
-        try:
-            source, labels, output = (text.format_map(words) for text in (self.input, self.labels, self.output))
-        except (KeyError, ValueError, IndexError) as error:
-            raise SettingsError(
-                f"A path has a template that is not known ({error}). Allowed: {{run_date}}, {{year}}, {{month}}, {{day}}."
-            ) from None
-        store = self.store or str(Path(output).parent / ".ticket-store")
-        update = {"input": source, "labels": labels, "output": output, "store": store, "run_date": day.isoformat()}
-        return self.model_copy(update=update)
+        source, labels, output = (fill_dates(text, day) for text in (self.input, self.labels, self.output))
+        compare_with = self.compare_with or self.output
+        fill_dates(compare_with, day)
+        return self.model_copy(
+            update={
+                "input": source,
+                "labels": labels,
+                "output": output,
+                "store": self.store or str(Path(output).parent / ".ticket-store"),
+                "run_date": day.isoformat(),
+                "compare_with": compare_with,
+            }
+        )
+
+    def day(self) -> date:
+        """The run date of resolved settings."""
+        return date.fromisoformat(self.run_date)
+
+
+def fill_dates(template: str, day: date) -> str:
+    """A path with ``{run_date}``, ``{year}``, ``{month}`` and ``{day}`` replaced.
+
+    Raises:
+        SettingsError: The template names something else.
+    """
+    words = {"run_date": day.isoformat(), "year": f"{day:%Y}", "month": f"{day:%m}", "day": f"{day:%d}"}
+    try:
+        return template.format_map(words)
+    except (KeyError, ValueError, IndexError) as error:
+        raise SettingsError(
+            f"A path has a template that is not known ({error}). Allowed: {{run_date}}, {{year}}, {{month}}, {{day}}."
+        ) from None

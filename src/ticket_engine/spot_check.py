@@ -4,6 +4,9 @@ The sample has two parts. Tickets drawn at random within each bucket (strata) ca
 fault that fills one bucket meets at least one of them. Tickets chosen on purpose (the smallest margins,
 the longest and the shortest) look where errors are likely: they count for agreement, but no rate is
 inferred from them, since they were not drawn by chance.
+
+Where a run computes in a 16-bit format, a part of the sample is scored in float32 too: the reference in the
+run's own format shows that packing and sharing changed nothing, the one in float32 what the format itself does.
 """
 
 import heapq
@@ -17,6 +20,13 @@ from ticket_engine.schemas import BUCKET_INDEX, LABEL, LOG_PROBS, MARGIN, TOKEN_
 
 CHOSEN_FOR = "chosen_for"
 BUCKET_TICKETS = "bucket_tickets"
+IN_FLOAT32 = "in_float32"
+REFERENCE_LABEL, REFERENCE_LOG_PROBS, FLOAT32_LOG_PROBS = (
+    "reference_label",
+    "reference_log_probs",
+    "float32_log_probs",
+)
+LEAST_IN_FLOAT32 = 8
 RANDOM, SMALLEST_MARGIN, LONGEST, SHORTEST = "random", "smallest margin", "longest", "shortest"
 KNOWN_BEFORE = "known before"  # the stratum of tickets that an earlier run scored
 MOST_EXAMPLES = 20
@@ -28,9 +38,9 @@ class SpotCheck:
 
     Attributes:
         sampled: Tickets scored again.
-        agreed: Those with the same label.
+        agreed: Those with the same label, in float32 too where it was asked.
         near_ties: Those whose label differs only within the tolerance, see `compare`.
-        disagreed: Those that really differ.
+        disagreed: Those that really differ, in the run's dtype or in float32.
         agreement: ``1 - disagreed / sampled``; None if none was sampled.
         drawn: Tickets of the sample that were drawn at random.
         upper_bound: With ``confidence``, at most this share of all predictions really differs from the
@@ -41,6 +51,10 @@ class SpotCheck:
         tolerance: Most by which rounding may move a log-probability.
         seed: Of the sample.
         per_bucket: A row a bucket: ``bucket, tickets, sampled, drawn, agreed, near_ties, disagreed, upper_bound``.
+        float32_sampled: Tickets of the sample that were scored in float32 too; 0 where the run is in float32.
+        float32_near_ties: Of these, those whose float32 label differs only within the tolerance.
+        float32_disagreed: Of these, those whose float32 label really differs.
+        float32_largest_difference: Largest difference of a label's probability from float32, None if none was asked.
         chosen_for: A row for drawn tickets and for each kind chosen on purpose: ``chosen_for, sampled, near_ties,
             disagreed``.
         disagreeing_ids: Up to 20.
@@ -58,6 +72,10 @@ class SpotCheck:
     largest_difference: float
     tolerance: float
     seed: int
+    float32_sampled: int
+    float32_near_ties: int
+    float32_disagreed: int
+    float32_largest_difference: float | None
     per_bucket: tuple[dict, ...]
     chosen_for: tuple[dict, ...]
     disagreeing_ids: tuple
@@ -69,6 +87,7 @@ class SpotCheck:
         return (
             f"{self.agreed} of {self.sampled} agree, {self.near_ties} near-ties, {self.disagreed} disagree; "
             f"at most {self.upper_bound:.1%} of all differ"
+            + (f"; {self.float32_sampled} of them asked in float32 too" if self.float32_sampled else "")
         )
 
 
@@ -78,6 +97,7 @@ def choose_sample(predictions: pl.DataFrame, size: int, seed: int) -> pl.DataFra
     ``max(size, buckets)`` tickets are drawn at random, spread over the buckets by `allot`: at least one from
     each. Tickets known from an earlier run are a bucket of their own. On top come up to ``size / 4`` (rounded up)
     that were not drawn: in turn the smallest margin, the longest, the shortest, then more smallest margins.
+    A quarter of all, at least 8 where there are so many, is to be scored in float32 too.
 
     Args:
         predictions: The whole table; rows in a fixed order.
@@ -85,7 +105,7 @@ def choose_sample(predictions: pl.DataFrame, size: int, seed: int) -> pl.DataFra
         seed: Same seed and table, same sample.
 
     Returns:
-        The rows with ``chosen_for`` and ``bucket_tickets``, the number of predictions in the row's bucket.
+        The rows with ``chosen_for``, ``bucket_tickets`` (predictions in the row's bucket) and ``in_float32``.
     """
     rows = predictions.select(BUCKET_INDEX, MARGIN, TOKEN_LENGTH).with_row_index("row")
     rows = rows.filter(predictions.to_series(0).is_first_distinct())  # a doubled id is the contract's to report
@@ -99,9 +119,11 @@ def choose_sample(predictions: pl.DataFrame, size: int, seed: int) -> pl.DataFra
     picked = sorted(chosen)
     tickets = dict(rows.group_by(BUCKET_INDEX).len().iter_rows())
     sample = predictions[picked]
+    in_float32 = np.random.default_rng(seed).permutation(len(picked)) < max(LEAST_IN_FLOAT32, -(-len(picked) // 4))
     return sample.with_columns(
         pl.Series(CHOSEN_FOR, [chosen[row] for row in picked], dtype=pl.String),
         pl.Series(BUCKET_TICKETS, [tickets[bucket] for bucket in sample[BUCKET_INDEX]], dtype=pl.UInt32),
+        pl.Series(IN_FLOAT32, in_float32, dtype=pl.Boolean),
     )
 
 
@@ -143,12 +165,20 @@ def compare(scored: pl.DataFrame, tolerance: float, seed: int, *, confidence: fl
     and ``b`` only where ``(mine[a] - mine[b]) + (theirs[b] - theirs[a]) <= 2 t``: a near-tie, counted apart.
 
     Args:
-        scored: Rows of `choose_sample` with ``reference_label`` and ``reference_log_probs``; first column the id.
+        scored: Rows of `choose_sample` with ``reference_label`` and ``reference_log_probs``, and with
+            ``float32_log_probs`` (null where it was not asked) if the run is not in float32; first column the id.
         tolerance: ``t``, natural log.
         seed: Of the sample, to be recorded.
         confidence: Of the upper bounds.
     """
-    mine, theirs, bad, tie = _differences(scored, tolerance)
+    difference, bad, tie = _differences(scored, scored[REFERENCE_LOG_PROBS], tolerance, scored[REFERENCE_LABEL])
+    exact = pl.Series(FLOAT32_LOG_PROBS, [None] * len(scored), dtype=pl.List(pl.Float32))
+    exact = scored[FLOAT32_LOG_PROBS] if FLOAT32_LOG_PROBS in scored.columns else exact
+    asked = exact.is_not_null().to_numpy()
+    exact_difference, exact_bad, exact_tie = _differences(scored.filter(asked), exact.filter(asked), tolerance)
+    bad[asked] |= exact_bad
+    tie[asked] |= exact_tie
+    tie &= ~bad
     outcome = scored.select(BUCKET_INDEX, BUCKET_TICKETS, CHOSEN_FOR).with_columns(
         pl.Series("bad", bad, dtype=pl.Boolean),
         pl.Series("tie", tie, dtype=pl.Boolean),
@@ -166,9 +196,13 @@ def compare(scored: pl.DataFrame, tolerance: float, seed: int, *, confidence: fl
         upper_bound=stratified_bound(buckets, confidence),
         confidence=confidence,
         worst_bucket_agreement=min((1 - row["disagreed"] / row["sampled"] for row in buckets), default=None),
-        largest_difference=float(np.nan_to_num(np.abs(np.exp(mine) - np.exp(theirs)), nan=1.0).max(initial=0.0)),
+        largest_difference=difference,
         tolerance=tolerance,
         seed=seed,
+        float32_sampled=int(asked.sum()),
+        float32_near_ties=int(exact_tie.sum()),
+        float32_disagreed=int(exact_bad.sum()),
+        float32_largest_difference=exact_difference if asked.any() else None,
         per_bucket=tuple({name: value for name, value in row.items() if name != "drawn_bad"} for row in buckets),
         chosen_for=tuple(
             outcome.group_by(CHOSEN_FOR, maintain_order=True)
@@ -180,20 +214,30 @@ def compare(scored: pl.DataFrame, tolerance: float, seed: int, *, confidence: fl
     )
 
 
-def _differences(scored: pl.DataFrame, tolerance: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Both scorers' log-probabilities ``(sampled, labels)``, and which rows really differ or are near-ties."""
+def _differences(
+    scored: pl.DataFrame, log_probs: pl.Series, tolerance: float, named: pl.Series | None = None
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Largest difference in probability from another scorer, and which rows really differ or are near-ties.
+
+    Args:
+        scored: Rows of the predictions.
+        log_probs: The other scorer's, a list of all labels in order a row.
+        tolerance: Natural log.
+        named: Labels that the other scorer named; its most probable ones if None.
+    """
     labels = [field.name for field in scored.schema[LOG_PROBS].fields]
     mine = scored[LOG_PROBS].struct.unnest().to_numpy().astype(np.float64).reshape(-1, len(labels))
-    theirs = scored["reference_log_probs"].explode(empty_as_null=False).to_numpy().astype(np.float64)
-    theirs = theirs.reshape(-1, len(labels))
+    theirs = log_probs.explode(empty_as_null=False).to_numpy().astype(np.float64).reshape(-1, len(labels))
     index = {label: column for column, label in enumerate(labels)}
     first = np.array([index.get(label, -1) for label in scored[LABEL]], dtype=np.int64)
-    second = np.array([index[label] for label in scored["reference_label"]], dtype=np.int64)
+    best = theirs.argmax(axis=1) if len(theirs) else np.zeros(0, dtype=np.int64)
+    second = best if named is None else np.array([index[label] for label in named], dtype=np.int64)
     rows = np.arange(len(scored))
     gap = (mine[rows, first] - mine[rows, second]) + (theirs[rows, second] - theirs[rows, first])
     differs = first != second
     tie = differs & (first >= 0) & (gap <= 2 * tolerance)
-    return mine, theirs, differs & ~tie, tie
+    largest = float(np.nan_to_num(np.abs(np.exp(mine) - np.exp(theirs)), nan=1.0).max(initial=0.0))
+    return largest, differs & ~tie, tie
 
 
 def _per_bucket(outcome: pl.DataFrame, confidence: float) -> list[dict]:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
@@ -17,7 +18,7 @@ from ticket_engine.bucketing import PlanRule
 from ticket_engine.engine_spec import SPEC_FILE, TOKENIZER_FILE, read_spec
 from ticket_engine.errors import ScoringError
 from ticket_engine.head_files import load_head
-from ticket_engine.head_scoring import load_scorer
+from ticket_engine.head_scoring import HeadScorer, LabelScorer, float32_scorer, load_scorer
 from ticket_engine.reading import quarantine_late
 from ticket_engine.results import GatherSummary, bucket_of_tickets, gather_predictions, summarise
 from ticket_engine.review import ReviewRule, choose_review, review_rows
@@ -34,6 +35,7 @@ from ticket_engine.schemas import (
     TICKET_KEY,
     TOKEN_IDS,
 )
+from ticket_engine.spot_check import FLOAT32_LOG_PROBS, IN_FLOAT32, REFERENCE_LABEL, REFERENCE_LOG_PROBS
 from ticket_engine.store import StoredSummary, empty_scores, part_path, read_part, read_store
 from ticket_engine.tokenization import CHUNK_ROWS, TokenizeSummary, load_ticket_tokenizer, tokenize_tickets
 
@@ -168,23 +170,37 @@ def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
     Args:
         folder: The run's working folder.
         sample: Rows of the predictions; the first column is the id. Ids that are not in the input are
-            left out: the contract's coverage reports them.
+            left out: the contract's coverage reports them. Rows marked ``in_float32`` are scored in float32
+            too, unless that is the run's dtype; the run's own weights leave memory before that.
 
     Returns:
-        ``sample`` with ``reference_label`` and ``reference_log_probs`` (float32 list, labels in order).
+        ``sample`` with ``reference_label`` and ``reference_log_probs`` (float32 list, labels in order), and with
+        ``float32_log_probs`` (null where it was not asked) if a row was scored in float32 on top.
     """
-    spec, scorer = read_spec(folder), load_scorer(folder)
+    spec = read_spec(folder)
     id_column = sample.columns[0]
     text = pl.col(TEXT) if spec.head else pl.lit("").alias(TEXT)
     tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(id_column, TOKEN_IDS, text)
     wanted = tokens.join(sample.lazy().select(id_column), on=id_column, how="semi").collect()
     ids = sample.select(id_column).join(wanted, on=id_column, how="inner", validate="1:1", maintain_order="left")
     sample = sample.join(ids.select(id_column), on=id_column, how="semi", maintain_order="left")
-    with ThreadPoolExecutor(spec.workers) as pool:
-        depths = sample[STAGE].to_list() if STAGE in sample.columns else [None] * len(sample)
-        rows = list(pool.map(scorer.reference, [row.to_numpy() for row in ids[TOKEN_IDS]], ids[TEXT], depths))
-        rows = [log_probs for log_probs, _ in rows]
-    return sample.with_columns(
-        pl.Series("reference_label", [spec.labels[int(row.argmax())] for row in rows], dtype=pl.String),
-        pl.Series("reference_log_probs", [row.tolist() for row in rows], dtype=pl.List(pl.Float32)),
+    depths = sample[STAGE] if STAGE in sample.columns else pl.Series([None] * len(sample), dtype=pl.Int16)
+    rows = ids.with_columns(depths.alias(STAGE))
+    answers = _reference_answers(load_scorer(folder), rows, spec.workers)
+    scored = sample.with_columns(
+        pl.Series(REFERENCE_LABEL, [spec.labels[int(row.argmax())] for row in answers], dtype=pl.String),
+        pl.Series(REFERENCE_LOG_PROBS, [row.tolist() for row in answers], dtype=pl.List(pl.Float32)),
     )
+    if spec.dtype == "float32" or IN_FLOAT32 not in sample.columns or not sample[IN_FLOAT32].any():
+        return scored
+    marked = sample[IN_FLOAT32]
+    exact = iter(_reference_answers(float32_scorer(folder), rows.filter(marked), spec.workers))
+    column = [next(exact).tolist() if asked else None for asked in marked]
+    return scored.with_columns(pl.Series(FLOAT32_LOG_PROBS, column, dtype=pl.List(pl.Float32)))
+
+
+def _reference_answers(scorer: LabelScorer | HeadScorer, rows: pl.DataFrame, workers: int) -> list[np.ndarray]:
+    """Log-probabilities ``(labels,)`` of each row's ticket."""
+    tickets = [ids.to_numpy() for ids in rows[TOKEN_IDS]]
+    with ThreadPoolExecutor(workers) as pool:
+        return [answer for answer, _ in pool.map(scorer.reference, tickets, rows[TEXT], rows[STAGE].to_list())]

@@ -162,6 +162,6 @@ def publish_before() -> Callable[[Run, dict[str, int]], None]:
     def publish(run: Run, counts: dict[str, int]) -> None:
         output = Path(run.settings.output)
         output.mkdir()
-        write_manifest(output, {"labels": counts})
+        write_manifest(output, {"run_date": "2026-11-30", "labels": counts})
 
     return publish

@@ -141,6 +141,14 @@ def finished(
     return run, folder / "out" / "run_date=2026-11-30"
 
 
+def look_for(words: str, url: str, picture: Path, home: Path) -> str:
+    """`look` until the page shows some words: the server may need longer than a page waits for it."""
+    deadline = time.monotonic() + 240
+    while words not in (page := look(url, picture, home)):
+        assert time.monotonic() < deadline, f"{url} does not show {words!r}"
+    return page
+
+
 def look(url: str, picture: Path, home: Path) -> str:
     """Take a picture of a page in headless Chromium; the page's text as HTML."""
     flags = [
@@ -184,12 +192,11 @@ def test_the_pages_can_be_looked_at(server: Server, finished: tuple[dict, Path],
     pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
     pictures.mkdir(parents=True, exist_ok=True)
     (deployment,) = [item for item in server.post("/deployments/filter", {"limit": 10}) if item["name"] == "nightly"]
-    page = look(f"{server.url}/runs/flow-run/{run['id']}", pictures / "flow-run.png", tmp_path)
-    assert "classify 2026-11-30: 60 rows" in page
-    page = look(f"{server.url}/artifacts", pictures / "artifacts.png", tmp_path)
-    assert "run-summary" in page
-    page = look(f"{server.url}/deployments/deployment/{deployment['id']}/run", pictures / "form.png", tmp_path)
-    assert "Labels file" in page
+    page = f"{server.url}/runs/flow-run/{run['id']}"
+    look_for("classify 2026-11-30: 60 rows", page, pictures / "flow-run.png", tmp_path)
+    look_for("run-summary", f"{server.url}/artifacts", pictures / "artifacts.png", tmp_path)
+    form = f"{server.url}/deployments/deployment/{deployment['id']}/run"
+    look_for("Labels file", form, pictures / "form.png", tmp_path)
 
 
 def test_the_numbers_on_the_contract_page_are_those_of_the_manifest(

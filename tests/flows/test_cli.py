@@ -31,6 +31,7 @@ def test_a_run_publishes_predictions_quarantine_manifest_and_pages(
     kept = rows.filter(pl.col("ticket_id").is_in(predictions["ticket_id"].implode()))
     assert predictions["ticket_id"].to_list() == kept["ticket_id"].to_list()
     assert manifest["spot_check"]["agreement"] == 1.0
+    assert manifest["spot_check"]["float32_sampled"] == 0  # the run is in float32
     assert manifest["contracts"]["predictions"]["passed"] is True
     assert (output / "data_docs" / "index.html").is_file()
     assert f"{len(rows)} read" in printed

@@ -245,6 +245,26 @@ def test_drift_against_the_published_run_warns_and_publishes_or_is_refused_by_se
     assert (drift["name"], drift["passed"], drift["severity"]) == ("label drift", False, "warning")
 
 
+def test_drift_of_a_night_in_a_folder_of_its_own_is_measured_against_the_night_before(
+    run_cli: Run, real_tickets, tmp_path: Path
+) -> None:
+    nights = {"output": tmp_path / "run_date={run_date}", "store": tmp_path / "store"}
+    code, _, errors = run_cli(**real_tickets() | nights, run_date="2026-11-28")
+    assert (code, errors) == (0, "")
+    before = pl.read_parquet(tmp_path / "run_date=2026-11-28" / PREDICTIONS_FILE)
+    label = before["label"].value_counts().sort("count", "label")["label"][0]
+    alike = before.filter(pl.col("label") == label)["ticket_id"].implode()
+    options = real_tickets(lambda frame: frame.filter(pl.col("ticket_id").is_in(alike))) | nights
+    options |= {"contract_parameter": "min_rows_for_shares=1", "on_drift": "fail"}
+    code, _, errors = run_cli(**options, run_date="2026-11-30")
+    assert code == 3
+    assert "label drift" in errors
+    assert "since the run of 2026-11-28" in errors
+    assert not (tmp_path / "run_date=2026-11-30").exists()
+    code, _, errors = run_cli(**real_tickets() | nights, on_drift="fail", run_date="2026-11-30")
+    assert (code, errors) == (0, "")
+
+
 def test_a_scorer_that_is_wrong_in_one_bucket_only_is_refused(
     assert_refused, real_tickets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

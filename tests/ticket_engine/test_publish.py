@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import date
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +14,7 @@ from ticket_engine.errors import InputError, OutputError
 from ticket_engine.publish import (
     claimed_output,
     find_damage,
+    find_earlier,
     keep_refused,
     previous_folder,
     publish,
@@ -21,6 +23,7 @@ from ticket_engine.publish import (
     working_folder,
     write_manifest,
 )
+from ticket_engine.settings import RunSettings
 
 
 def stage(folder: Path, run: int, rows: int = 3) -> Path:
@@ -53,6 +56,35 @@ def test_a_published_folder_holds_the_run_and_nothing_else_and_keeps_only_the_ru
     assert read_manifest(previous_folder(output))["run"] == 1
     publish_run(output, 3)
     assert read_manifest(previous_folder(output))["run"] == 2
+
+
+@pytest.mark.parametrize("template", ["run_date={run_date}/labels", "{year}/{month}/{day}"])
+def test_a_run_of_one_day_is_compared_with_the_latest_day_before_it_that_was_published(
+    tmp_path: Path, template: str
+) -> None:
+    template = str(tmp_path / template)
+
+    def day(text: str, **changes: object) -> RunSettings:
+        given = {"input": "x", "labels": "x", "output": template, "run_date": text} | changes
+        return RunSettings(**given).resolved(date(2026, 1, 1))
+
+    assert find_earlier(day("2026-11-30")) is None
+    for text in ("2026-11-28", "2026-11-30", "2026-12-02"):
+        publish_run(Path(day(text).output), 1)
+    assert find_earlier(day("2026-12-01")) == Path(day("2026-11-30").output)
+    assert find_earlier(day("2026-11-30")) == Path(day("2026-11-28").output)
+    assert find_earlier(day("2026-11-28")) == Path(day("2026-11-28").output)  # its own, before it is replaced
+    other = tmp_path / "other"
+    assert find_earlier(day("2026-11-30", compare_with=str(other))) is None
+    publish_run(other, 1)
+    assert find_earlier(day("2026-11-30", compare_with=str(other))) == other
+
+
+def test_an_output_without_a_day_is_compared_with_what_it_replaces(tmp_path: Path) -> None:
+    settings = RunSettings(input="x", labels="x", output=str(tmp_path / "out")).resolved(date(2026, 1, 1))
+    assert find_earlier(settings) is None
+    publish_run(tmp_path / "out", 1)
+    assert find_earlier(settings) == tmp_path / "out"
 
 
 def test_the_manifest_carries_hash_bytes_and_rows_of_each_table(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ticket_engine.results import decide
 from ticket_engine.schemas import LOG_PROBS
 from ticket_engine.spot_check import (
+    IN_FLOAT32,
     KNOWN_BEFORE,
     LONGEST,
     RANDOM,
@@ -66,7 +67,7 @@ def test_a_sample_has_one_from_each_bucket_no_ticket_twice_and_the_promised_size
     assert len(drawn) == min(max(size, strata), len(table))
     assert drawn["bucket_index"].n_unique() == strata
     assert len(sample) - len(drawn) == min(math.ceil(size / 4), len(table) - len(drawn))
-    assert sample.drop("chosen_for", "bucket_tickets").equals(
+    assert sample.drop("chosen_for", "bucket_tickets", "in_float32").equals(
         table.filter(pl.col("ticket_id").is_in(sample["ticket_id"].implode()))
     )
 
@@ -149,6 +150,36 @@ def test_other_answers_are_counted_by_bucket_and_by_reason_and_named():
         "disagreed": len(drawn_wrong),
     }
     assert sum(row["sampled"] for row in result.chosen_for) == result.sampled
+
+
+@pytest.mark.parametrize(("sizes", "size", "expected"), [([300, 200], 32, 10), ([300, 200], 8, 8), ([3], 8, 3)])
+def test_a_quarter_of_the_sample_and_at_least_eight_tickets_are_to_be_scored_in_float32(sizes, size, expected):
+    first, again = (choose_sample(predictions(sizes), size, seed=3)[IN_FLOAT32] for _ in range(2))
+    assert first.sum() == expected
+    assert first.equals(again)
+
+
+def test_what_only_float32_sees_is_counted_and_named_and_rounding_is_a_near_tie():
+    sample = choose_sample(predictions([60, 40]), 32, 0)
+    asked = sample[IN_FLOAT32].to_list()
+    right = answered(sample)["reference_log_probs"].to_list()
+    turned, close = [row for row, is_asked in enumerate(asked) if is_asked][:2]
+    exact = [scores if is_asked else None for scores, is_asked in zip(right, asked, strict=True)]
+    exact[turned] = [*right[turned][1:], right[turned][0]]
+    best, second = np.argsort(right[close])[::-1][:2]
+    exact[close] = list(right[close])
+    exact[close][best], exact[close][second] = right[close][second], right[close][best]
+    frame = answered(sample).with_columns(pl.Series("float32_log_probs", exact, dtype=pl.List(pl.Float32)))
+    gap = right[close][best] - right[close][second]
+    result = compare(frame, tolerance=gap * 1.01, seed=0)
+    assert result.float32_sampled == sum(asked) == 10
+    assert result.float32_near_ties + result.float32_disagreed == 2
+    assert (result.near_ties, result.disagreed) == (result.float32_near_ties, result.float32_disagreed)
+    assert sample["ticket_id"][close] not in result.disagreeing_ids
+    strict = compare(frame, tolerance=1e-6, seed=0)
+    assert (strict.disagreed, strict.float32_disagreed, strict.near_ties) == (2, 2, 0)
+    assert set(strict.disagreeing_ids) == {sample["ticket_id"][row] for row in (turned, close)}
+    assert strict.float32_largest_difference > 0 == strict.largest_difference
 
 
 def pair(mine: tuple[float, float], theirs: tuple[float, float]) -> pl.DataFrame:

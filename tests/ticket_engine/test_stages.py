@@ -8,11 +8,12 @@ import pytest
 from ticket_engine import stages
 from ticket_engine.bucket_files import BucketPlan
 from ticket_engine.bucket_scoring import classify_bucket
-from ticket_engine.engine import load_engine
+from ticket_engine.engine import Engine, load_engine
 from ticket_engine.engine_spec import read_spec
 from ticket_engine.errors import ScoringError
 from ticket_engine.results import GatherSummary
 from ticket_engine.schemas import predictions_schema
+from ticket_engine.spot_check import choose_sample, compare
 
 SINGLE = ("billing", "delivery", "returns", "account")
 BRANCHING = ("account", "account access", "account closure", "billing")
@@ -180,6 +181,27 @@ def test_the_spot_checks_rescoring_gives_the_reference_beside_each_sampled_predi
     for row, place in enumerate((7, 2, 9)):
         expected = engine.reference(tokens["token_ids"][place].to_numpy())
         np.testing.assert_array_equal(np.float32(made["reference_log_probs"][row].to_list()), expected)
+
+
+def test_of_a_bfloat16_run_marked_tickets_are_scored_in_float32_too_by_the_stock_model(
+    make_run: Callable[..., Path], make_engine: Callable[..., Engine], tmp_path: Path, texts: list[str]
+) -> None:
+    folder = make_run(texts, dtype="bfloat16")
+    run(folder, tmp_path)
+    sample = choose_sample(read_predictions(folder), 12, 0)
+    made = stages.rescore(folder, sample)
+    exact = made["float32_log_probs"]
+    assert exact.is_not_null().to_list() == sample["in_float32"].to_list()
+    assert 8 == exact.is_not_null().sum() < len(sample)
+    tokens, engine = pl.read_parquet(folder / "tokens.parquet"), make_engine(dtype="float32")
+    for ticket, scores in made.filter(exact.is_not_null()).select("ticket_id", "float32_log_probs").iter_rows():
+        ids = tokens.filter(pl.col("ticket_id") == ticket)["token_ids"][0].to_numpy()
+        np.testing.assert_allclose(scores, engine.reference(ids), atol=1e-5)
+    result = compare(made, read_spec(folder).tolerance, 0)
+    assert (result.float32_sampled, result.float32_disagreed) == (8, 0)
+    assert 0 < result.float32_largest_difference < 0.05
+    again = stages.rescore(folder, sample)
+    assert again.equals(made)
 
 
 def test_tickets_that_fail_late_are_in_quarantine_whole_and_every_row_has_one_outcome(
