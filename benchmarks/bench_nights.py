@@ -120,7 +120,14 @@ def measure_flow(folder: Path, rows: int, server: FlowServer) -> dict:
         "reader_looks": reader.looks,
         "reader_problems": reader.problems,
         "stderr_lines": len(errors.read_text().splitlines()),
+        "store_bytes": size_of(Path(settings["store"])),
+        "output_bytes": size_of(output),
     }
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def memory_by_stage(samples: list[tuple[float, int]], tasks: list[dict]) -> dict[str, int]:

@@ -28,7 +28,7 @@ def classify_tickets(settings: RunSettings) -> dict:
         UserError: Something in settings, input, labels or model that the caller can put right.
         RefusedError: A contract does not hold; nothing was published.
     """
-    settings = settings.resolved(scheduled_day())
+    settings = settings.resolved(scheduled_day(settings.zone()))
     output, store = Path(settings.output), Path(settings.store)
     with claimed_output(output) as folder:
         rows = read(settings, folder)

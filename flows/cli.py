@@ -50,6 +50,7 @@ def classify(
     min_agreement: Annotated[float, _option("min_agreement", "--min-agreement")] = DEFAULTS["min_agreement"],
     seed: Annotated[int, _option("seed", "--seed")] = DEFAULTS["seed"],
     run_date: Annotated[str | None, _option("run_date", "--run-date")] = None,
+    time_zone: Annotated[str | None, _option("time_zone", "--time-zone")] = None,
     store: Annotated[str | None, _option("store", "--store")] = None,
     store_days: Annotated[int, _option("store_days", "--store-days")] = DEFAULTS["store_days"],
     tickets_contract: Annotated[str, _option("tickets_contract", "--tickets-contract")] = DEFAULTS["tickets_contract"],

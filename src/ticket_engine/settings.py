@@ -2,14 +2,21 @@
 
 from datetime import date
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
+from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from ticket_engine.errors import SettingsError
 
 PRODUCTION_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 EMBEDDED_MODEL = "smollm2-135m"
+
+
+def _known_zone(name: str) -> str:
+    if name not in available_timezones():
+        raise ValueError(f"there is no time zone {name!r}: give one such as Europe/Berlin or UTC")
+    return name
 
 
 class RunSettings(BaseModel):
@@ -29,6 +36,11 @@ class RunSettings(BaseModel):
         title="Run date",
         pattern=r"^\d{4}-\d{2}-\d{2}$",
         description="YYYY-MM-DD, fills the date templates. Empty: the day on which the run was scheduled.",
+    )
+    time_zone: Annotated[str, AfterValidator(_known_zone)] | None = Field(
+        default=None,
+        title="Time zone",
+        description="Whose day the run date is, such as Europe/Berlin. Empty: that of the machine that runs the flow.",
     )
     model: str = Field(
         default=PRODUCTION_MODEL,
@@ -174,6 +186,10 @@ class RunSettings(BaseModel):
                 "compare_with": compare_with,
             }
         )
+
+    def zone(self) -> ZoneInfo | None:
+        """The time zone of the run date; None is that of this machine."""
+        return ZoneInfo(self.time_zone) if self.time_zone else None
 
     def day(self) -> date:
         """The run date of resolved settings."""

@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import polars as pl
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium")
 SECONDS = 300
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: run `make browser`"),
-]
+pytestmark = pytest.mark.slow
+with_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: run `make browser`")
 
 
 class Server:
@@ -34,6 +33,7 @@ class Server:
             self.port = free.getsockname()[1]
         self.home = home
         self.url = f"http://127.0.0.1:{self.port}"
+        self.worker: subprocess.Popen | None = None
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")} | {
             "PREFECT_HOME": str(home),
             "PREFECT_API_URL": f"{self.url}/api",
@@ -67,7 +67,7 @@ class Server:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def post(self, path: str, body: dict) -> list:
+    def post(self, path: str, body: dict) -> list | dict:
         """An answer of the server's API."""
         request = urllib.request.Request(
             f"{self.url}/api{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -87,7 +87,9 @@ class Server:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End a process and its children."""
+    """End a process and its children; one that has ended already is left alone."""
+    if process.poll() is not None:
+        return
     process.terminate()
     try:
         process.wait(20)
@@ -106,7 +108,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.run("work-pool", "create", "--type", "process", "tickets")
         server.run("deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
         server.run("automation", "create", "--from-file", "deployments/automations/crash-without-heartbeat.yaml")
-        processes.append(server.start("worker", "start", "--pool", "tickets"))
+        server.worker = server.start("worker", "start", "--pool", "tickets")
+        processes.append(server.worker)
         yield server
     finally:
         for process in reversed(processes):
@@ -187,6 +190,7 @@ def test_the_artifacts_say_what_the_manifest_says(server: Server, finished: tupl
     assert not any("Where is parcel" in json.dumps(artifact["data"]) for artifact in artifacts)
 
 
+@with_browser
 def test_the_pages_can_be_looked_at(server: Server, finished: tuple[dict, Path], tmp_path: Path) -> None:
     run, _ = finished
     pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
@@ -199,6 +203,7 @@ def test_the_pages_can_be_looked_at(server: Server, finished: tuple[dict, Path],
     look_for("Labels file", form, pictures / "form.png", tmp_path)
 
 
+@with_browser
 def test_the_numbers_on_the_contract_page_are_those_of_the_manifest(
     finished: tuple[dict, Path], tmp_path: Path
 ) -> None:
@@ -227,3 +232,52 @@ def test_the_automation_and_both_deployments_are_registered(server: Server) -> N
     assert {"nightly", "backfill"} <= names
     automations = server.post("/automations/filter", {})
     assert any("heartbeat" in automation["name"] for automation in automations)
+
+
+def test_a_run_whose_machine_died_is_marked_as_crashed(
+    server: Server, tmp_path: Path, tiny_model: Callable[[str], Path], labels_file: Callable[..., Path]
+) -> None:
+    rows = 20_000
+    tickets = pl.DataFrame({"ticket_id": range(rows), "body": [f"Where is parcel {n * n}?" for n in range(rows)]})
+    tickets.write_parquet(tmp_path / "tickets.parquet")
+    settings = {
+        "input": str(tmp_path / "tickets.parquet"),
+        "labels": str(labels_file("billing", "delivery")),
+        "output": str(tmp_path / "out"),
+        "model": str(tiny_model("llama")),
+        "run_date": "2026-11-29",
+        "dtype": "float32",
+        "batch_size": 4,
+    }
+    server.run("deployment", "run", "classify-tickets/nightly", "--params", json.dumps({"settings": settings}))
+
+    def running() -> list[dict]:
+        return server.post("/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+
+    def state() -> dict:
+        return server.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})[0]["state"]
+
+    def heartbeats() -> int:
+        named = {
+            "event": {"name": ["prefect.flow-run.heartbeat"]},
+            "resource": {"id": [f"prefect.flow-run.{run['id']}"]},
+        }
+        return server.post("/events/filter", {"filter": named})["total"]
+
+    wait_until(lambda: bool(running()), 120)
+    (run,) = running()
+    wait_until(lambda: heartbeats() > 0, 60)
+    for process in [*psutil.Process(server.worker.pid).children(recursive=True), psutil.Process(server.worker.pid)]:
+        process.kill()
+    assert state()["type"] == "RUNNING"
+    wait_until(lambda: state()["type"] == "CRASHED", 240)
+    assert state()["message"] == "No heartbeat for 90 seconds. Run again; what was scored is kept."
+    assert not (tmp_path / "out").exists()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> None:
+    """Until something holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
