@@ -57,7 +57,9 @@ PEERS = {
         ("ctranslate2==4.8.5", "numpy==2.4.6", "torch==2.13.0", "transformers==4.57.6"),
         "float32",
     ),
-    "cappr": Peer("run_cappr.py", ("torch==2.13.0", "transformers==4.57.6", "cappr==0.9.6"), "bfloat16"),
+    "cappr": Peer(
+        "run_cappr.py", ("torch==2.13.0", "transformers==4.57.6", "accelerate==1.12.0", "cappr==0.9.6"), "bfloat16"
+    ),
 }
 
 
@@ -96,7 +98,7 @@ def model_files(model: Path) -> dict:
 
 
 def _older_config(model: Path, target: Path) -> Path:
-    """The model with the base of its rotary angles also under the name that transformers 4 reads.
+    """The model with the base of its rotary angles and the tokenizer's class under the names that transformers 4 reads.
 
     transformers 5 writes ``rope_parameters``; 4 would not see them and silently take 10,000.
     """
@@ -104,6 +106,9 @@ def _older_config(model: Path, target: Path) -> Path:
     path = target / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(config | {"rope_theta": config["rope_parameters"]["rope_theta"]}), encoding="utf-8")
+    path = target / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"tokenizer_class": "PreTrainedTokenizerFast"}), encoding="utf-8")
     return target
 
 

@@ -1,7 +1,5 @@
 """llama.cpp through its C interface: several tickets a decode, prefix copied between sequences, last rows only."""
 
-import ctypes
-
 import llama_cpp as lib
 import numpy as np
 from protocol import Answer, nothing, serve
@@ -66,8 +64,8 @@ def decode(context: object, rows: list[tuple[int, int, list[int]]]) -> list[int]
     ends, at = [], 0
     for sequence, first, ids in rows:
         size = len(ids)
-        batch.token[at : at + size] = (ctypes.c_int32 * size)(*ids)
-        for offset in range(size):
+        for offset, token in enumerate(ids):
+            batch.token[at + offset] = token
             batch.pos[at + offset] = first + offset
             batch.n_seq_id[at + offset] = 1
             batch.seq_id[at + offset][0] = sequence

@@ -1,11 +1,11 @@
 """Which tickets share a forward pass, and which passes share a task: planned before a model runs."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 PUBLISHED_BATCH_SIZE = 32
-BATCHES_PER_BUCKET = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,11 @@ def padding_overhead(lengths: np.ndarray, starts: np.ndarray) -> float:
 def plan_buckets(starts: np.ndarray, rows: int, max_buckets: int) -> np.ndarray:
     """Bucket of every batch, int64 ``(batches,)``, ascending from 0, with near-equal rows of work a bucket.
 
-    There are at most ``max_buckets``, and no more than one for every four batches.
+    As many as a bucket has batches, and at most ``max_buckets``: a lost bucket costs a small share of the table, and
+    the orchestrator's work for each stays small beside the passes in it.
     """
     batches = len(starts)
     if not batches:
         return np.zeros(0, dtype=np.int64)
-    buckets = max(1, min(max_buckets, -(-batches // BATCHES_PER_BUCKET)))
+    buckets = min(max_buckets, math.ceil(math.sqrt(batches)))
     return np.arange(batches) * buckets // batches

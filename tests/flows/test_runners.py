@@ -91,10 +91,10 @@ def test_a_dask_worker_killed_half_way_costs_only_the_buckets_it_had_not_written
     run_cli: Run, write_table: Callable[[int], Path], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     source = write_table(12)
-    options = {"input": source, "workers": 2, "batch_size": 2}
+    options = {"input": source, "workers": 2, "batch_size": 1}
     code, _, errors = run_cli(**options, output=tmp_path / "threads" / "out", runner="threads")
     assert code == 0, errors
-    killer = Killer(tmp_path / "dask" / ".ticket-store", parts=10)
+    killer = Killer(tmp_path / "dask" / ".ticket-store", parts=5)
     killer.start()
     code, _, errors = run_cli(**options, output=tmp_path / "dask" / "out", runner="dask")
     killer.join()
@@ -103,7 +103,7 @@ def test_a_dask_worker_killed_half_way_costs_only_the_buckets_it_had_not_written
     assert_same(tmp_path / "dask" / "out", tmp_path / "threads" / "out")
     buckets = json.loads((tmp_path / "dask" / "out" / "manifest.json").read_text())["plan"]["buckets"]
     parts = identities(tmp_path / "dask" / ".ticket-store")
-    assert 10 <= len(killer.kept) < buckets == len(parts)
+    assert 5 <= len(killer.kept) < buckets == len(parts)
     again = {name for name, identity in killer.kept.items() if parts[name] != identity}
     record_property("buckets", buckets)
     record_property("written before the kill", len(killer.kept))

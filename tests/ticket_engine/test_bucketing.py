@@ -182,6 +182,7 @@ def test_buckets_are_at_most_max_buckets_none_empty_in_order_and_of_nearly_equal
     assert len(buckets) == batches
     if batches:
         counts = np.bincount(buckets)
+        assert len(counts) == max_buckets or (len(counts) - 1) ** 2 < batches <= len(counts) ** 2
         assert len(counts) <= max_buckets
         assert counts.min() >= 1
         assert counts.max() - counts.min() <= 1
