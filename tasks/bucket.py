@@ -6,12 +6,20 @@ from prefect import State, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
+from tasks.retries import DELAYS, RETRIES, is_transient
 from tasks.timing import stage_seconds
 from ticket_engine.bucket_files import BucketPlan
 from ticket_engine.settings import RunSettings
 
 
-@task(name="find-scored", task_run_name="find-scored", cache_policy=NO_CACHE)
+@task(
+    name="find-scored",
+    task_run_name="find-scored",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=DELAYS,
+    retry_condition_fn=is_transient,
+)
 def find_scored(folder: Path, store: Path) -> State:
     """Tickets that an earlier run scored; the task shows as Cached if there are any."""
     from ticket_engine import stages

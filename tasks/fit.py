@@ -1,7 +1,6 @@
 """Fit: labelled tickets become a head. One task a stage, one engine call a task."""
 
 import json
-import shutil
 from pathlib import Path
 
 from prefect import get_run_logger, task
@@ -10,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.timing import read_seconds, stage_seconds
 from ticket_engine.fit_settings import FitSettings
-from ticket_engine.head_files import ARRAYS_FILE, TEXT_FILE, load_head, save_head
+from ticket_engine.head_files import put_head, save_head
 from ticket_engine.labelled import LabelledSummary, read_labelled
 from ticket_engine.labels import read_labels
 from ticket_engine.tokenization import TokenizeSummary
@@ -98,10 +97,7 @@ def fit(settings: FitSettings, folder: Path, layers: int, rows_hash: str) -> dic
 @task(name="write-head", task_run_name="write-head", cache_policy=NO_CACHE)
 def write_head(folder: Path, output: Path) -> None:
     """Put the head into its folder, checked as it was read back."""
-    load_head(folder / STAGED)
-    output.mkdir(parents=True, exist_ok=True)
-    for name in (ARRAYS_FILE, TEXT_FILE):
-        shutil.move(folder / STAGED / name, output / name)
+    put_head(folder / STAGED, output)
     get_run_logger().info("Head written to %s", output)
 
 

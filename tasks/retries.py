@@ -1,5 +1,6 @@
 """Which failures a task tries again."""
 
+import errno
 import re
 from typing import Any
 
@@ -13,6 +14,9 @@ _PASSING = re.compile(
     r"status code: (?:408|429|500|502|503|504)\b|timed out|SlowDown|connection (?:closed|reset)", re.I
 )
 
+# A disk or network file system that answers badly for a moment, or a process that has too much open.
+_FAULTS = frozenset({errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EBUSY, errno.ENOLCK})
+
 
 def is_transient(_task: Any, _run: Any, state: Any) -> bool:
     """True for trouble of the network or a store, which may pass; never for a user's or a data error.
@@ -22,6 +26,8 @@ def is_transient(_task: Any, _run: Any, state: Any) -> bool:
     error = state.result(raise_on_failure=False)
     while isinstance(error, BaseException):
         if isinstance(error, ConnectionError | TimeoutError | InterruptedError) or _is_passing_answer(str(error)):
+            return True
+        if isinstance(error, OSError) and error.errno in _FAULTS:
             return True
         error = error.__cause__
     return False

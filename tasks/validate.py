@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from data_contracts.checks import check_predictions, check_tickets
 from data_contracts.reports import ContractReport
+from tasks.retries import DELAYS, RETRIES, is_transient
 from tasks.timing import stage_seconds
 from ticket_engine.reading import ReadSummary
 from ticket_engine.results import GatherSummary
@@ -26,7 +27,14 @@ def check_input(settings: RunSettings, folder: Path, summary: ReadSummary) -> Co
     return report
 
 
-@task(name="gather", task_run_name="gather", cache_policy=NO_CACHE)
+@task(
+    name="gather",
+    task_run_name="gather",
+    cache_policy=NO_CACHE,
+    retries=RETRIES,
+    retry_delay_seconds=DELAYS,
+    retry_condition_fn=is_transient,
+)
 def gather(settings: RunSettings, folder: Path, store: Path) -> GatherSummary:
     """All scores joined to the tickets, in input order; late rejections go to quarantine."""
     from ticket_engine import stages

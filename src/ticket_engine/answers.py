@@ -11,6 +11,7 @@ import polars as pl
 
 from ticket_engine.errors import InputError, OutputError, SettingsError
 from ticket_engine.evaluation import Comparison, Evaluation, Share
+from ticket_engine.ownership import EVALUATION, check_ours, mark
 from ticket_engine.schemas import LABEL, LOG_PROBS, PREDICTIONS_FILE, PROBABILITY
 from ticket_engine.sources import open_table
 
@@ -94,14 +95,13 @@ def write_evaluation(
     Raises:
         OutputError: The folder holds something else, or cannot be written.
     """
-    if output.exists() and not (
-        output.is_dir() and ((output / EVALUATION_FILE).is_file() or not any(output.iterdir()))
-    ):
-        raise OutputError(f"{output} exists and holds no {EVALUATION_FILE}. Name another folder.")
+    output = output.resolve() if output.is_dir() else output
+    check_ours(output, EVALUATION)
     compared = {name: {"accuracy": asdict(a), "comparison": asdict(c)} for name, (a, c) in comparisons.items()}
     content = json.dumps({**asdict(evaluation), "compared": compared}, indent=2, ensure_ascii=False)
     try:
         output.mkdir(parents=True, exist_ok=True)
+        mark(output, EVALUATION)
         for name, data in {**files, EVALUATION_FILE: (content + "\n").encode()}.items():
             (output / name).write_bytes(data)
     except OSError as error:

@@ -7,6 +7,7 @@ TicketEngineError
 │   ├── LabelsError       the labels file is not usable
 │   ├── ModelError        the model cannot be loaded or cannot do this work
 │   ├── HeadError         a fitted head does not fit this model, prompt or label set
+│   ├── StoreError        stored scores are there and cannot be read
 │   └── OutputError       the target cannot be written (busy, full, not a run's folder)
 ├── ScoringError          the model gave scores that are not finite
 └── RefusedError          validation refused to publish: exit code 3
@@ -46,6 +47,10 @@ class ModelError(UserError):
 
 class HeadError(UserError):
     """A fitted head does not belong to this model, prompt or label set."""
+
+
+class StoreError(UserError):
+    """Stored scores are there and cannot be read: a fault of the disk, the network or the system."""
 
 
 class OutputError(UserError):

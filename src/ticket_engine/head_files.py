@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 from ticket_engine.errors import HeadError, OutputError
 from ticket_engine.heads import Block, Head, HeadIdentity, Scaling, Stage
 from ticket_engine.lexical import Lexicon
+from ticket_engine.ownership import HEAD, check_ours, mark, remove_ours
 
 HEAD_VERSION = 1
 ARRAYS_FILE, TEXT_FILE = "head.safetensors", "head.json"
@@ -36,15 +37,16 @@ def claimed_head(output: Path) -> Iterator[Path]:
     """
     if output.name in ("", ".", ".."):
         raise OutputError(f"{output} cannot be a head folder. Name a folder that this fit may replace.")
-    if output.exists() and not (output.is_dir() and ((output / TEXT_FILE).is_file() or not any(output.iterdir()))):
-        raise OutputError(f"{output} exists and holds no {TEXT_FILE}: not a fitted head. Name another folder.")
+    output = output.resolve() if output.is_dir() else output
+    check_ours(output, HEAD)
     folder = output.parent / f".{output.name}.work"
     with ExitStack() as stack:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(output.parent / f".{output.name}.lock", timeout=0))
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_ours(folder, HEAD)
             folder.mkdir()
+            mark(folder, HEAD)
         except Timeout:
             raise OutputError(f"Another fit is writing to {output}. Wait for it, or name another folder.") from None
         except OSError as error:
@@ -61,6 +63,7 @@ def save_head(head: Head, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        mark(folder, HEAD)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".head-") as staged:
             save_file(_arrays(head), Path(staged) / ARRAYS_FILE)
             description = _description(head, _hash_file(Path(staged) / ARRAYS_FILE))
@@ -72,6 +75,21 @@ def save_head(head: Head, folder: Path) -> None:
         raise OutputError(
             f"The head cannot be written to {folder}: {error.strerror or type(error).__name__}."
         ) from error
+
+
+def put_head(staged: Path, output: Path) -> None:
+    """Move a staged head into its folder, checked as it is read back.
+
+    Raises:
+        HeadError: What was staged is not whole.
+        OutputError: The folder is not a head's.
+    """
+    load_head(staged)
+    check_ours(output.resolve(), HEAD)
+    output.mkdir(parents=True, exist_ok=True)
+    mark(output, HEAD)
+    for name in (ARRAYS_FILE, TEXT_FILE):
+        shutil.move(staged / name, output / name)
 
 
 def load_head(folder: str | Path, expected_hash: str | None = None) -> Head:

@@ -6,6 +6,8 @@ Beside an output folder ``NAME`` lie, on the same file system::
     .NAME.work/     working folder of the run; made anew at each start
     .NAME.old/      the run before, until the next is published: readers that are inside it can finish
     NAME.refused/   staged results of the last run that validation refused
+
+All four folders carry the mark of `ownership`; what does not is left alone. A link to a folder is followed.
 """
 
 import ctypes
@@ -24,6 +26,7 @@ from filelock import FileLock, Timeout
 from polars.exceptions import PolarsError
 
 from ticket_engine.errors import InputError, OutputError
+from ticket_engine.ownership import RUN, check_ours, is_marked, mark, remove_ours
 from ticket_engine.schemas import MANIFEST_FILE, PREDICTIONS_FILE, QUARANTINE_FILE
 from ticket_engine.settings import RunSettings, fill_dates
 
@@ -59,29 +62,77 @@ def claimed_output(output: Path) -> Iterator[Path]:
     """
     if output.name in ("", ".", ".."):
         raise OutputError(f"{output} cannot be an output folder. Name a folder that this run may replace.")
-    if output.exists() and not _is_ours(output):
-        raise OutputError(f"{output} exists and holds no {MANIFEST_FILE}: not a published run. Name another folder.")
+    output = followed(output)
     folder = working_folder(output)
     with ExitStack() as stack:
         try:
+            _check_replaceable(output)
             output.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(output.parent / f".{output.name}.lock", timeout=0))
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_ours(folder, RUN)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
             folder.mkdir()
+            mark(folder, RUN)
         except Timeout:
             raise OutputError(f"Another run is writing to {output}. Wait for it, or name another folder.") from None
         except OSError as error:
+            if _is_no_room(error):
+                raise _no_room(output) from error
             raise OutputError(f"{output} cannot be written: {error.strerror}.") from error
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
             yield folder
         except (OSError, PolarsError) as error:
             if not _is_no_room(error):
                 raise
-            raise OutputError(
-                f"There was no room left for {output} or its store. Nothing was published, what was there before "
-                "is as it was. Make room and run again: what was scored is kept."
-            ) from error
+            raise _no_room(output) from error
+
+
+def _no_room(output: Path) -> OutputError:
+    return OutputError(
+        f"There was no room left for {output} or its store. Nothing was published, what was there before "
+        "is as it was. Make room and run again: what was scored is kept."
+    )
+
+
+def followed(output: Path) -> Path:
+    """The folder that an output is, or that it is a link to.
+
+    Raises:
+        OutputError: A link that leads nowhere.
+    """
+    if not output.is_symlink():
+        return output
+    if not output.exists():
+        raise OutputError(f"{output} is a link that leads nowhere. Make the folder that it names, or remove the link.")
+    return output.resolve()
+
+
+def _check_replaceable(output: Path) -> None:
+    """Refuse at the start what could not be put in place after hours of work."""
+    if output.exists() and _is_mount(output):
+        raise OutputError(
+            f"{output} is a mount point, and a mount point cannot be replaced in one step. "
+            f"Name a folder inside it, such as {output / 'labels'}."
+        )
+    for folder in (output, previous_folder(output), refused_folder(output)):
+        check_ours(folder, RUN)
+    if (output / MANIFEST_FILE).exists():
+        try:
+            read_manifest(output)
+        except InputError as error:
+            raise OutputError(f"{error} It would be replaced: move {output} away, or name another folder.") from error
+
+
+def _is_mount(folder: Path) -> bool:
+    """Whether something is mounted there; folders of the same disk, bound, are told only by the kernel's list."""
+    if folder.is_mount():
+        return True
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return False
+    places = {line.split()[4].decode("unicode_escape").encode("latin-1") for line in lines}
+    return os.fsencode(folder.resolve()) in places
 
 
 def write_manifest(staged: Path, manifest: dict) -> dict:
@@ -129,7 +180,7 @@ def find_earlier(settings: RunSettings) -> Path | None:
     template, day, output = settings.compare_with or settings.output, settings.day(), Path(settings.output)
     earlier = (Path(fill_dates(template, day - timedelta(days=number))) for number in range(1, DAYS_BACK + 1))
     candidates = (*(folder for folder in earlier if folder != output), Path(fill_dates(template, day)))
-    return next((folder for folder in candidates if (folder / MANIFEST_FILE).is_file()), None)
+    return next((folder for folder in candidates if _is_run(folder)), None)
 
 
 def find_damage(output: Path) -> list[str]:
@@ -155,10 +206,16 @@ def publish(staged: Path, output: Path) -> None:
     Where the kernel can, the two folders are exchanged atomically: a reader sees the old run or the new
     one. Elsewhere (not Linux, some network file systems) the old folder is moved aside first, and for
     the moment between two renames there is none. The old folder stays until the next run is published.
+
+    Raises:
+        OutputError: Something that is not ours came into the way meanwhile; nothing was touched.
     """
+    output = followed(output)
+    mark(staged, RUN)
     _flush(staged)
     previous = previous_folder(output)
-    shutil.rmtree(previous, ignore_errors=True)
+    check_ours(output, RUN)
+    remove_ours(previous, RUN)
     if not output.exists():
         staged.rename(output)
     elif _exchange(staged, output):
@@ -171,8 +228,9 @@ def publish(staged: Path, output: Path) -> None:
 
 def keep_refused(staged: Path, output: Path) -> Path:
     """Move a refused run's staged results to where people can look at them; that folder."""
-    kept = refused_folder(output)
-    shutil.rmtree(kept, ignore_errors=True)
+    kept = refused_folder(followed(output))
+    remove_ours(kept, RUN)
+    mark(staged, RUN)
     staged.rename(kept)
     return kept
 
@@ -183,8 +241,9 @@ def _is_no_room(error: BaseException) -> bool:
     return code in _NO_ROOM or (code is None and any(os.strerror(number) in str(error) for number in _NO_ROOM))
 
 
-def _is_ours(output: Path) -> bool:
-    return output.is_dir() and ((output / MANIFEST_FILE).is_file() or not any(output.iterdir()))
+def _is_run(folder: Path) -> bool:
+    folder = folder.resolve()
+    return is_marked(folder, RUN) and (folder / MANIFEST_FILE).is_file()
 
 
 def _exchange(first: Path, second: Path) -> bool:

@@ -3,14 +3,18 @@
 A part is a Parquet file ``STORE/SCORE_KEY/CONTENT_KEY.parquet`` with ``ticket_key``, ``log_probs``
 (float32, one a label), ``stage`` (null, or after how many layers a head decided) and ``reason`` (null, or why
 the ticket could not be scored). Its metadata holds
-the score key and a hash of its content: a torn, changed or foreign part is not trusted.
+the score key and a hash of its content: a torn, changed or foreign part is not trusted. A part that cannot be
+read for another reason (too many open files, a disk or network fault) is an error, and stays. The folder of a score
+key carries the mark of `ownership`; nothing is removed that has no mark above it or another name than a part's.
 """
 
 import hashlib
 import logging
 import os
+import re
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +22,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ticket_engine.errors import StoreError
+from ticket_engine.ownership import SCORES, is_marked, mark
 from ticket_engine.schemas import LOG_PROBS, REASON, STAGE, TICKET_KEY
 
 COLUMNS = (TICKET_KEY, LOG_PROBS, STAGE, REASON)
-SUFFIX = ".parquet"
+SUFFIX, UNFINISHED = ".parquet", ".part"
+_OURS = re.compile(r"[0-9a-f]{32}\.parquet|tmp\w+\.part")
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +73,8 @@ def write_part(path: Path, score_key: str, scores: pl.DataFrame) -> None:
     )
     table = table.replace_schema_metadata({"score_key": score_key, "content": _content_hash(table)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, staged = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    mark(path.parent, SCORES)
+    handle, staged = tempfile.mkstemp(dir=path.parent, suffix=UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             pq.write_table(table, file, compression="zstd")
@@ -79,9 +87,19 @@ def write_part(path: Path, score_key: str, scores: pl.DataFrame) -> None:
 
 
 def read_part(path: Path, score_key: str) -> pl.DataFrame | None:
-    """The tickets of a part, or None if it is missing, torn, changed or of another engine."""
+    """The tickets of a part, or None if it is missing, torn, changed or of another engine.
+
+    Raises:
+        StoreError: It is there and could not be read; it may be whole, and stays.
+    """
     try:
-        table = pq.read_table(path)
+        content = pa.py_buffer(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        table = pq.read_table(pa.BufferReader(content))
         metadata = table.schema.metadata or {}
         if metadata.get(b"score_key") != score_key.encode() or table.column_names != list(COLUMNS):
             return None
@@ -91,7 +109,7 @@ def read_part(path: Path, score_key: str) -> pl.DataFrame | None:
         table = table.cast(_schema(scores.list_size))  # a damaged file may carry other types or names
         if metadata.get(b"content") != _content_hash(table).encode():
             return None
-    except (OSError, ValueError, pa.ArrowException):  # ValueError: bytes that are no longer UTF-8
+    except (OSError, ValueError, pa.ArrowException):  # of bytes in memory: a damaged page is an OSError of pyarrow's
         return None
     return pl.from_arrow(table)
 
@@ -102,7 +120,7 @@ def read_store(store: Path, score_key: str) -> tuple[pl.DataFrame, StoredSummary
     Parts that are used get a new time of change, so that `clean_store` keeps them.
     """
     frames, rejected = [], 0
-    for path in sorted((store / score_key[:32]).glob("*" + SUFFIX)):
+    for path in sorted(_parts(store / score_key[:32])):
         frame = read_part(path, score_key)
         if frame is None:
             rejected += 1
@@ -126,11 +144,34 @@ def empty_scores() -> pl.DataFrame:
 def clean_store(store: Path, days: int) -> int:
     """Delete parts, and leavings of killed writers, that no run used for so many days; their number."""
     limit, removed = time.time() - days * 86400, 0
-    for path in store.glob("*/*"):
-        if path.is_file() and path.stat().st_mtime < limit:
-            path.unlink(missing_ok=True)
-            removed += 1
+    for folder in store.glob("*/"):
+        for path in _own_files(folder):
+            with suppress(FileNotFoundError):  # another run cleans this store too
+                if path.stat().st_mtime < limit:
+                    path.unlink()
+                    removed += 1
     return removed
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """Parts of a marked folder, and leavings of killed writers."""
+    try:
+        if not is_marked(folder, SCORES):
+            return []
+        return [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"The stored scores in {path} cannot be read ({error.strerror or type(error).__name__}). Nothing was "
+        "removed. Run again when the fault is gone, or name another --store."
+    )
+
+
+def _parts(folder: Path) -> list[Path]:
+    return [path for path in _own_files(folder) if path.suffix == SUFFIX]
 
 
 def _schema(labels: int) -> pa.Schema:

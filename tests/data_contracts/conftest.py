@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from ticket_engine.labels import read_labels
+from ticket_engine.ownership import RUN, mark
 from ticket_engine.publish import write_manifest
 from ticket_engine.reading import ReadSummary, quarantine_late, read_tickets
 from ticket_engine.results import decide
@@ -162,6 +163,7 @@ def publish_before() -> Callable[[Run, dict[str, int]], None]:
     def publish(run: Run, counts: dict[str, int]) -> None:
         output = Path(run.settings.output)
         output.mkdir()
+        mark(output, RUN)
         write_manifest(output, {"run_date": "2026-11-30", "labels": counts})
 
     return publish

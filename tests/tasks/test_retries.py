@@ -1,11 +1,13 @@
 """Which failures a task tries again, decided on real states of Prefect."""
 
+import errno
+
 import pytest
 from polars.exceptions import ComputeError
 from prefect.states import Failed
 
 from tasks.retries import is_transient
-from ticket_engine.errors import InputError
+from ticket_engine.errors import InputError, StoreError
 
 
 def failed_with(error: BaseException, cause: BaseException | None = None) -> bool:
@@ -18,6 +20,12 @@ def failed_with(error: BaseException, cause: BaseException | None = None) -> boo
 def test_trouble_of_the_network_is_tried_again_also_behind_an_error_of_the_engine(error: OSError) -> None:
     assert failed_with(error)
     assert failed_with(InputError("the store did not answer"), error)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.ESTALE])
+def test_a_fault_of_the_disk_or_the_system_is_tried_again(code: int) -> None:
+    assert failed_with(StoreError("cannot be read"), OSError(code, "fault"))
+    assert not failed_with(StoreError("cannot be read"), OSError(errno.EACCES, "not allowed"))
 
 
 @pytest.mark.parametrize("cause", [None, FileNotFoundError(), ValueError()])

@@ -21,6 +21,7 @@ from ticket_engine.heads import (
     stage_log_probs,
 )
 from ticket_engine.lexical import lexical_features
+from ticket_engine.ownership import MARK_FILE
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,11 @@ def test_a_head_is_read_as_it_was_written(head: Head, tmp_path: Path) -> None:
     assert dict(again.report) == json.loads(json.dumps(dict(head.report)))
     np.testing.assert_allclose(again.held_out_confidence, head.held_out_confidence)
     np.testing.assert_array_equal(again.held_out_correct, head.held_out_correct)
-    assert [path.name for path in sorted((tmp_path / "head").iterdir())] == [TEXT_FILE, ARRAYS_FILE]
+    assert [path.name for path in sorted((tmp_path / "head").iterdir())] == [
+        MARK_FILE,
+        TEXT_FILE,
+        ARRAYS_FILE,
+    ]
 
 
 def test_no_ticket_text_is_in_the_files(head: Head, tmp_path: Path) -> None:
@@ -149,12 +154,14 @@ def test_a_head_of_something_else_is_refused(head: Head, field: str, words: str)
         check_identity(head, **{**own, field: "other"})
 
 
-def test_a_folder_that_is_no_head_is_not_written_over(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(OutputError, match="not a fitted head"), claimed_head(tmp_path / "mine"):
+@pytest.mark.parametrize("name", ["mine", ".mine.work"])
+@pytest.mark.parametrize("file", ["thesis.txt", "head.json"])
+def test_a_folder_that_is_no_head_is_neither_written_over_nor_removed(tmp_path: Path, name: str, file: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / file).write_text("years of work")
+    with pytest.raises(OutputError, match="was not made by"), claimed_head(tmp_path / "mine"):
         pass
-    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / name / file).read_text() == "years of work"
 
 
 def test_two_fits_do_not_write_to_one_folder(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import ctypes
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import polars as pl
 import pytest
 
 from ticket_engine.errors import InputError, OutputError
+from ticket_engine.ownership import MARK_FILE, RUN, mark
 from ticket_engine.publish import (
     claimed_output,
     find_damage,
@@ -42,7 +44,8 @@ def publish_run(output: Path, run: int) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    """Name and content of each file but the mark."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != MARK_FILE}
 
 
 def test_a_published_folder_holds_the_run_and_nothing_else_and_keeps_only_the_run_before(tmp_path: Path) -> None:
@@ -149,12 +152,96 @@ def test_a_folder_that_is_not_a_run_and_a_file_are_refused_untouched(tmp_path: P
     (foreign / "holiday.jpg").write_bytes(b"x")
     (tmp_path / "file").write_text("x")
     for output in (foreign, tmp_path / "file"):
-        with pytest.raises(OutputError, match=r"holds no manifest\.json"), claimed_output(output):
+        with pytest.raises(OutputError, match=r"was not made by classify-tickets"), claimed_output(output):
             pytest.fail("a foreign folder was claimed")
     assert contents(foreign) == {"holiday.jpg": b"x"}
     for output in (Path("/"), Path(".."), Path(".")):
         with pytest.raises(OutputError, match="cannot be an output folder"), claimed_output(output):
             pytest.fail("a folder without a name was claimed")
+
+
+@pytest.mark.parametrize("name", ["out", ".out.work", ".out.old", "out.refused"])
+@pytest.mark.parametrize("file", ["manifest.json", "holiday.jpg", MARK_FILE])
+def test_what_somebody_else_made_is_neither_replaced_nor_removed(tmp_path: Path, name: str, file: str) -> None:
+    """A web application has a manifest.json too, and another project may mark its folders."""
+    foreign = tmp_path / name
+    foreign.mkdir()
+    (foreign / file).write_text('{"name": "a web application", "files": {}}')
+    (foreign / "app.js").write_text("x")
+    before = contents(foreign)
+    with pytest.raises(OutputError, match="was not made by classify-tickets") as raised:
+        publish_run(tmp_path / "out", 1)
+    assert str(foreign) in str(raised.value)
+    assert contents(foreign) == before
+    assert name == "out" or not (tmp_path / "out").exists()
+
+
+def test_what_came_into_the_way_of_a_running_run_is_not_replaced_either(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with claimed_output(output) as folder:
+        staged = stage(folder, 1)
+        output.mkdir()
+        (output / "holiday.jpg").write_bytes(b"x")
+        with pytest.raises(OutputError, match="was not made by classify-tickets"):
+            publish(staged, output)
+    assert contents(output) == {"holiday.jpg": b"x"}
+
+
+def test_an_output_whose_manifest_is_damaged_is_told_at_the_start(tmp_path: Path) -> None:
+    publish_run(tmp_path / "out", 1)
+    (tmp_path / "out" / "manifest.json").write_text("{")
+    with pytest.raises(OutputError, match=r"move .* away"), claimed_output(tmp_path / "out"):
+        pytest.fail("a damaged output was claimed")
+
+
+def test_a_link_to_a_folder_stays_a_link_and_its_target_is_published_to(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "labels").mkdir()
+    output = tmp_path / "out"
+    output.symlink_to(tmp_path / "disk" / "labels")
+    for run in (1, 2, 3):
+        publish_run(output, run)
+        assert output.is_symlink()
+        assert read_manifest(output)["run"] == run
+        assert read_manifest(tmp_path / "disk" / "labels")["run"] == run
+    with claimed_output(output) as folder:
+        assert folder.parent == tmp_path / "disk"
+        kept = keep_refused(stage(folder, 4), output)
+    assert kept == tmp_path / "disk" / "labels.refused"
+    settings = RunSettings(input="x", labels="x", output=str(output)).resolved(date(2026, 1, 1))
+    assert find_earlier(settings) == output
+
+
+def test_a_link_that_leads_nowhere_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    with pytest.raises(OutputError, match="leads nowhere"), claimed_output(tmp_path / "out"):
+        pytest.fail("a dangling link was claimed")
+    assert (tmp_path / "out").is_symlink()
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("kind", ["disk", "folder of the same disk"])
+def test_a_mount_point_is_refused_at_the_start_with_the_way_out(tmp_path: Path, kind: str) -> None:
+    volume = tmp_path / "a volume"
+    volume.mkdir()
+    (tmp_path / "source").mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    target = os.fsencode(volume)
+    bind = 4096
+    arguments = (b"tmpfs", target, b"tmpfs", 0, b"size=4m")
+    if kind != "disk":
+        arguments = (os.fsencode(tmp_path / "source"), target, None, bind, None)
+    if libc.mount(*arguments):
+        pytest.skip(f"nothing can be mounted here: {os.strerror(ctypes.get_errno())}")
+    try:
+        with pytest.raises(OutputError, match="is a mount point") as raised, claimed_output(volume):
+            pytest.fail("a mount point was claimed")
+        assert str(volume / "labels") in str(raised.value)
+        for run in (1, 2):
+            publish_run(volume / "labels", run)
+        assert read_manifest(volume / "labels")["run"] == 2
+    finally:
+        assert libc.umount2(target, 2) == 0  # MNT_DETACH
 
 
 def test_an_empty_folder_may_be_published_to(tmp_path: Path) -> None:
@@ -194,13 +281,14 @@ def test_a_second_run_to_the_same_output_is_refused_while_the_first_is_writing(t
 def test_the_working_folder_is_empty_at_the_start_and_gone_at_the_end_even_after_an_error(tmp_path: Path) -> None:
     output = tmp_path / "out"
     working_folder(output).mkdir()
+    mark(working_folder(output), RUN)
     (working_folder(output) / "leaving of a killed run").write_text("x")
     publish_run(output, 1)
     before = contents(output)
 
     def fail() -> None:
         with claimed_output(output) as folder:
-            assert list(folder.iterdir()) == []
+            assert contents(folder) == {}
             stage(folder, 2)
             raise ZeroDivisionError
 

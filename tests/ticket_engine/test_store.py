@@ -4,12 +4,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
+from ticket_engine.errors import StoreError
+from ticket_engine.ownership import MARK_FILE
 from ticket_engine.schemas import LOG_PROBS, REASON, STAGE, TICKET_KEY
 from ticket_engine.store import clean_store, content_key, part_path, read_part, read_store, write_part
 
@@ -43,7 +46,7 @@ def test_a_part_reads_back_exactly_as_it_was_written(tmp_path: Path) -> None:
     expected = np.random.default_rng(7).normal(size=(40, 3)).astype(np.float32)
     expected[2] = np.nan
     np.testing.assert_array_equal(frame[LOG_PROBS].to_numpy(), expected)
-    assert list(path.parent.iterdir()) == [path]
+    assert [other for other in path.parent.iterdir() if other.name != MARK_FILE] == [path]
     assert frame[STAGE].to_list() == [None, *range(1, 40)]
     assert frame[REASON].to_list() == [None, None, "scores are not finite"] + [None] * 37
 
@@ -92,12 +95,39 @@ def test_parts_of_another_engine_and_damaged_parts_are_rejected_and_removed(tmp_
     good = write(tmp_path, first=0)
     torn, foreign = write(tmp_path, first=100), write(tmp_path, first=200, score_key=OTHER_KEY)
     torn.write_bytes(torn.read_bytes()[:-20])
-    nonsense = good.with_name("nonsense.parquet")
+    nonsense = good.with_name("0123456789abcdef" * 2 + ".parquet")
     nonsense.write_text("this is a table, trust me")
     known, summary = read_store(tmp_path, SCORE_KEY)
     assert (summary.tickets, summary.parts, summary.rejected_parts) == (40, 1, 3)
     assert sorted(known[TICKET_KEY]) == [b"key-%012d" % index for index in range(40)]
     assert [path.exists() for path in (good, torn, foreign, nonsense)] == [True, False, False, False]
+
+
+def test_a_part_that_cannot_be_read_for_a_moment_is_an_error_and_stays(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used[0] + 4, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                used.append(os.open(os.devnull, os.O_RDONLY))
+        for look in (lambda: read_part(path, SCORE_KEY), lambda: read_store(tmp_path, SCORE_KEY)):
+            with pytest.raises(StoreError, match="Too many open files"):
+                look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for number in used:
+            os.close(number)
+    assert len(read_part(path, SCORE_KEY)) == 40
+
+
+def test_a_part_that_is_a_folder_or_may_not_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StoreError, match=f"{path.name} cannot be read"):
+        read_part(path, SCORE_KEY)
 
 
 def test_a_ticket_in_two_parts_is_known_once_and_an_empty_store_knows_none(tmp_path: Path) -> None:
@@ -146,7 +176,7 @@ def test_a_writer_that_finds_the_disk_full_leaves_neither_a_part_nor_a_half_file
             write(tmp_path, tickets=2000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [MARK_FILE]
 
 
 def test_cleaning_removes_what_no_run_used_for_so_many_days_and_nothing_else(tmp_path: Path) -> None:
@@ -156,7 +186,7 @@ def test_cleaning_removes_what_no_run_used_for_so_many_days_and_nothing_else(tmp
     long_ago = time.time() - 31 * 86400
     for path in (used, unused, leaving):
         os.utime(path, (long_ago, long_ago))
-    unused.rename(unused.with_suffix(".kept"))  # so that the next line does not use it
+    unused.rename(unused.with_suffix(".kept"))
     read_store(tmp_path, SCORE_KEY)
     unused.with_suffix(".kept").rename(unused)
     os.utime(unused, (long_ago, long_ago))
@@ -164,3 +194,21 @@ def test_cleaning_removes_what_no_run_used_for_so_many_days_and_nothing_else(tmp
     assert clean_store(tmp_path, 30) == 2
     assert [path.exists() for path in (used, unused, leaving)] == [True, False, False]
     assert clean_store(tmp_path / "none", 30) == 0
+
+
+def test_a_store_given_as_a_folder_with_other_things_touches_none_of_them(tmp_path: Path) -> None:
+    """``--store data`` in a folder whose ``data/*/*`` are years of exports."""
+    mine = [tmp_path / "exports" / "2020.parquet", tmp_path / SCORE_KEY[:32] / "notes.txt"]
+    mine += [tmp_path / "exports" / ("ab" * 16 + ".parquet"), tmp_path / SCORE_KEY[:32] / "table.parquet"]
+    part = write(tmp_path)
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("years of work")
+    long_ago = time.time() - 400 * 86400
+    for path in (*mine, part):
+        os.utime(path, (long_ago, long_ago))
+    assert clean_store(tmp_path, 30) == 1
+    assert not part.exists()
+    _, summary = read_store(tmp_path, SCORE_KEY)
+    assert summary.rejected_parts == 0
+    assert all(path.read_text() == "years of work" for path in mine)
