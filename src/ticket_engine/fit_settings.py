@@ -23,7 +23,8 @@ class FitSettings(BaseModel):
     add: str | None = Field(
         default=None,
         title="Reviewed tickets",
-        description="A second table with the same columns. Its rows stand in for input rows of the same id.",
+        description="A second table with the same columns, such as a run's review.parquet. Its labelled rows stand in "
+        "for input rows of the same id; rows that nobody labelled are passed over.",
     )
     model: str = Field(default=PRODUCTION_MODEL, title="Model", description="The model that runs will use.")
     id_column: str = Field(default="ticket_id", title="Id column", description="Unique and not null.")

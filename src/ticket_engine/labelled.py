@@ -50,7 +50,7 @@ def read_labelled(
         text_columns: As for a run.
         label_column: Label names; null or blank where nobody gave one.
         labels: Allowed names, in order.
-        add: A table with the same columns; its rows stand in for rows of the same id and come last.
+        add: A table with the same columns; its labelled rows stand in for rows of the same id and come last.
         limit: Only the first rows of ``source``.
 
     Raises:
@@ -59,7 +59,7 @@ def read_labelled(
     """
     replaced = 0
     if add is not None:
-        merged, replaced = _merge(source, add, [id_column, *text_columns, label_column], limit=limit)
+        merged, replaced = _merge(source, add, (id_column, text_columns, label_column), limit=limit)
         source, limit = str(folder / _MERGED_FILE), None
         merged.write_parquet(source)
     table = open_table(source)
@@ -114,21 +114,45 @@ def _read_labels(table: TicketTable, label_column: str, labels: tuple[str, ...],
     return rows.join(places, on="name", how="left").select(INPUT_INDEX, LABEL_INDEX)
 
 
-def _merge(source: str, add: str, columns: list[str], *, limit: int | None) -> tuple[pl.DataFrame, int]:
-    """The first table without the ids of the second, then the second; and how many were replaced."""
+def _merge(
+    source: str, add: str, columns: tuple[str, tuple[str, ...], str], *, limit: int | None
+) -> tuple[pl.DataFrame, int]:
+    """The first table without the ids that the second labels, then these rows; and how many were replaced.
+
+    Rows of the second table without a label or without text say nothing: they replace nothing.
+    """
+    id_column, text_columns, label_column = columns
+    wanted = list(dict.fromkeys([id_column, *text_columns, label_column]))
     frames = []
     for name in (source, add):
         table = open_table(name)
-        present = [column for column in dict.fromkeys(columns) if column in table.schema]
-        if columns[0] not in present or columns[-1] not in present:
-            missing = columns[0] if columns[0] not in present else columns[-1]
-            raise InputError(f"{table.name} has no column {missing!r}. Both tables need the id and the label column.")
+        missing = [column for column in (id_column, label_column) if column not in table.schema]
+        if missing:
+            raise InputError(
+                f"{table.name} has no column {missing[0]!r}. Both tables need the id and the label column."
+            )
+        present = [column for column in wanted if column in table.schema]
+        if name == add and not set(text_columns) & set(present):
+            raise InputError(
+                f"{table.name} has none of the text columns {', '.join(text_columns)}: a label without its text "
+                "teaches nothing. Give the table with its texts, or name them with --text-columns."
+            )
         frames.append(table.read(present, rows=limit if name == source else None))
     first, second = frames
-    if first.schema[columns[0]] != second.schema[columns[0]]:
+    if first.schema[id_column] != second.schema[id_column]:
         raise InputError(
-            f"The id column {columns[0]!r} is {type_name(first.schema[columns[0]])} in {source} and "
-            f"{type_name(second.schema[columns[0]])} in {add}. Cast one of them."
+            f"The id column {id_column!r} is {type_name(first.schema[id_column])} in {source} and "
+            f"{type_name(second.schema[id_column])} in {add}. Cast one of them."
         )
-    kept = first.join(second.select(columns[0]), on=columns[0], how="anti", maintain_order="left")
+    has = {column: _says_something(column, kind) for column, kind in second.schema.items()}
+    second = second.filter(has[label_column], pl.any_horizontal([has[c] for c in text_columns if c in has]))
+    by_id = pl.selectors.by_name(id_column)
+    kept = first.join(second.select(by_id), on=by_id, how="anti", maintain_order="left")
     return pl.concat([kept, second], how="diagonal_relaxed"), len(first) - len(kept)
+
+
+def _says_something(column: str, kind: pl.DataType) -> pl.Expr:
+    values = pl.selectors.by_name(column)
+    if kind not in (pl.String, pl.Categorical, pl.Enum):
+        return values.is_not_null()  # of a type that is refused later
+    return (values.cast(pl.String).str.strip_chars() != "").fill_null(False)

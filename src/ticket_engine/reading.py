@@ -139,17 +139,12 @@ def write_quarantine(table: TicketTable, folder: Path, rejected: pl.DataFrame) -
     Raises:
         InputError: The table cannot be read, or is not the one that was read before.
     """
-    id_column, columns = rejected.columns[0], list(table.schema)
+    columns = list(table.schema)
     own_names = _names_beside_reason(columns)
     parts = folder / "quarantine"
     shutil.rmtree(parts, ignore_errors=True)  # of an attempt that failed half-way
     parts.mkdir()
-    chunks = rejected.sort(INPUT_INDEX).group_by(pl.col(INPUT_INDEX) // QUARANTINE_ROWS, maintain_order=True)
-    for (number,), chunk in chunks:
-        start = chunk[INPUT_INDEX][0]
-        rows = table.read(columns, start=start, rows=chunk[INPUT_INDEX][-1] - start + 1)
-        rows = rows[chunk[INPUT_INDEX] - start] if len(rows) > chunk[INPUT_INDEX][-1] - start else rows.clear()
-        _check_unchanged(table, rows[id_column], chunk[id_column])
+    for number, (chunk, rows) in enumerate(_rows_at(table, columns, rejected)):
         rows.columns = own_names
         rows.with_columns(chunk[REASON]).write_parquet(parts / f"{number:06}.parquet")
     if len(rejected):
@@ -158,6 +153,37 @@ def write_quarantine(table: TicketTable, folder: Path, rejected: pl.DataFrame) -
         schema = dict(zip(own_names, table.schema.values(), strict=True)) | {REASON: pl.String()}
         pl.DataFrame(schema=schema).write_parquet(folder / QUARANTINE_FILE)
     shutil.rmtree(parts)
+
+
+def read_texts(source: str, wanted: pl.DataFrame, text_columns: tuple[str, ...]) -> pl.DataFrame:
+    """The text columns of some tickets as the table has them, in input order: id, then the columns that are there.
+
+    Args:
+        source: As given to `read_tickets`.
+        wanted: The id column first, and ``input_index``.
+        text_columns: As given to `read_tickets`.
+
+    Raises:
+        InputError: The table cannot be read any more, or has changed since.
+    """
+    table, id_column = open_table(source), wanted.columns[0]
+    columns = list(dict.fromkeys([id_column, *(column for column in text_columns if column in table.schema)]))
+    frames = [rows for _, rows in _rows_at(table, columns, wanted)]
+    return pl.concat(frames) if frames else table.schema.to_frame().select(pl.selectors.by_name(columns))
+
+
+def _rows_at(
+    table: TicketTable, columns: list[str], wanted: pl.DataFrame
+) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    """Chunks of ``wanted`` (the id column first, and ``input_index``) in input order, each with its input rows."""
+    id_column = wanted.columns[0]
+    chunks = wanted.sort(INPUT_INDEX).group_by(pl.col(INPUT_INDEX) // QUARANTINE_ROWS, maintain_order=True)
+    for _, chunk in chunks:
+        start = chunk[INPUT_INDEX][0]
+        rows = table.read(columns, start=start, rows=chunk[INPUT_INDEX][-1] - start + 1)
+        rows = rows[chunk[INPUT_INDEX] - start] if len(rows) > chunk[INPUT_INDEX][-1] - start else rows.clear()
+        _check_unchanged(table, rows[id_column], chunk[id_column])
+        yield chunk, rows
 
 
 def quarantine_late(source: str, folder: Path, failed: Path) -> int:

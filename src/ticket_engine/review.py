@@ -10,7 +10,12 @@ from ticket_engine.errors import SettingsError
 from ticket_engine.heads import Head
 from ticket_engine.schemas import LABEL, LOG_PROBS, PROBABILITY
 
-SECOND_LABEL, SECOND_PROBABILITY, VALUE = "second_label", "second_probability", "value"
+PREDICTED_LABEL, SECOND_LABEL, SECOND_PROBABILITY, VALUE = (
+    "predicted_label",
+    "second_label",
+    "second_probability",
+    "value",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +69,17 @@ def choose_review(head: Head | None, confidence: np.ndarray, rule: ReviewRule) -
     return confidence < threshold, threshold
 
 
-def review_rows(predictions: pl.DataFrame, needs_review: np.ndarray) -> pl.DataFrame:
-    """Tickets for people, the most valuable first: id, label, its probability, the runner-up, value.
+def review_rows(predictions: pl.DataFrame, needs_review: np.ndarray, texts: pl.DataFrame) -> pl.DataFrame:
+    """Tickets for people, the most valuable first, in a form that `labelled.read_labelled` takes back.
 
-    ``value = -sum over labels of p log p``: how much the label would tell. Ties stay in input order.
+    Columns: the id, the text columns, ``label`` (empty: for people), ``predicted_label`` and its ``probability``, the
+    runner-up, and ``value = -sum over labels of p log p``: how much the label would tell. Ties stay in input order.
+    Where a text column has one of these names, that column of ours gets ``review_`` before its name.
 
     Args:
         predictions: Rows of ``predictions.parquet``; the first column is the id.
         needs_review: bool, one a row.
+        texts: Id and text columns of at least these tickets.
     """
     rows = predictions.filter(pl.Series(needs_review, dtype=pl.Boolean))
     names = np.array([field.name for field in predictions.schema[LOG_PROBS].fields])
@@ -81,12 +89,20 @@ def review_rows(predictions: pl.DataFrame, needs_review: np.ndarray) -> pl.DataF
     second = np.argsort(-log_probs, axis=1, kind="stable")[:, 1]
     probs = np.exp(log_probs)
     value = -(probs * log_probs).sum(1)
-    return (
-        rows.select(rows.columns[0], LABEL, PROBABILITY)
-        .with_columns(
-            pl.Series(SECOND_LABEL, names[second], dtype=pl.String),
-            pl.Series(SECOND_PROBABILITY, probs[np.arange(len(rows)), second], dtype=pl.Float32),
-            pl.Series(VALUE, value, dtype=pl.Float32),
-        )
-        .sort(VALUE, descending=True, maintain_order=True)
+    own = [
+        pl.Series(LABEL, [None] * len(rows), dtype=pl.String),
+        rows[LABEL].alias(PREDICTED_LABEL),
+        rows[PROBABILITY],
+        pl.Series(SECOND_LABEL, names[second], dtype=pl.String),
+        pl.Series(SECOND_PROBABILITY, probs[np.arange(len(rows)), second], dtype=pl.Float32),
+        pl.Series(VALUE, value, dtype=pl.Float32),
+    ]
+    id_column = rows.columns[0]
+    taken = {*texts.columns, id_column}
+    own = [series.alias(f"review_{series.name}") if series.name in taken else series for series in own]
+    order = np.argsort(-value, kind="stable")
+    text_of = texts.select(pl.selectors.by_name(texts.columns))
+    beside = rows.select(pl.selectors.by_name(id_column)).join(
+        text_of, on=pl.selectors.by_name(id_column), how="left", validate="1:1", maintain_order="left"
     )
+    return pl.concat([beside, pl.DataFrame(own)], how="horizontal")[order]

@@ -19,7 +19,7 @@ from ticket_engine.engine_spec import SPEC_FILE, TOKENIZER_FILE, read_spec
 from ticket_engine.errors import ScoringError
 from ticket_engine.head_files import load_head
 from ticket_engine.head_scoring import HeadScorer, LabelScorer, float32_scorer, load_scorer
-from ticket_engine.reading import quarantine_late
+from ticket_engine.reading import quarantine_late, read_texts
 from ticket_engine.results import GatherSummary, bucket_of_tickets, gather_predictions, summarise
 from ticket_engine.review import ReviewRule, choose_review, review_rows
 from ticket_engine.schemas import (
@@ -120,7 +120,14 @@ def plan(folder: Path, *, batch_size: int | None, max_buckets: int) -> BucketPla
     return made
 
 
-def gather(folder: Path, store: Path, source: str, rule: ReviewRule | None = None) -> GatherSummary:
+def gather(
+    folder: Path,
+    store: Path,
+    source: str,
+    rule: ReviewRule | None = None,
+    *,
+    text_columns: tuple[str, ...] = (),
+) -> GatherSummary:
     """Write ``predictions.parquet`` of a run, and add tickets that could not be scored to its quarantine.
 
     Where something was promised about review, predictions say which tickets need it, and ``review.parquet``
@@ -131,6 +138,7 @@ def gather(folder: Path, store: Path, source: str, rule: ReviewRule | None = Non
         store: Where the buckets' parts are.
         source: The input table, for the whole rows of late rejections.
         rule: What was promised about review.
+        text_columns: Of the input table, for the people who review.
 
     Raises:
         ScoringError: A bucket's part is missing or damaged, or a ticket has no score.
@@ -153,7 +161,10 @@ def gather(folder: Path, store: Path, source: str, rule: ReviewRule | None = Non
     if rule is not None and rule.is_given:
         head = load_head(spec.head, spec.head_hash) if spec.head else None
         review, threshold = choose_review(head, predictions[PROBABILITY].to_numpy(), rule)
-        review_rows(predictions, review).write_parquet(folder / REVIEW_FILE)
+        places = tokens.select(pl.nth(0), INPUT_INDEX)
+        places = places.join(predictions.filter(review).select(pl.nth(0)), on=places.columns[0], how="semi")
+        texts = read_texts(source, places, text_columns)
+        review_rows(predictions, review, texts).write_parquet(folder / REVIEW_FILE)
         predictions = predictions.with_columns(pl.Series(NEEDS_REVIEW, review, dtype=pl.Boolean))
         summary = replace(summary, needs_review=int(review.sum()), review_threshold=threshold)
     predictions.write_parquet(folder / PREDICTIONS_FILE)

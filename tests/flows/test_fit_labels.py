@@ -7,10 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from flows import evaluate_cli, fit_cli
+from flows import cli, evaluate_cli, fit_cli
 from flows.exits import run_app
 from ticket_engine.head_files import load_head
 from ticket_engine.heads import decide_by_text
+from ticket_engine.ownership import MARK_FILE
 
 LABELS = ("billing", "delivery", "returns", "account")
 WORDS = {
@@ -90,6 +91,34 @@ def test_random_labels_end_in_plain_words_and_leave_the_old_head(run_main: Main,
     assert {path.name: path.read_bytes() for path in fit_options["output"].iterdir()} == before
 
 
+def test_the_loop_of_the_docs_fit_classify_review_and_fit_again_keeps_every_label(
+    run_main: Main, fit_options: dict, tmp_path: Path
+) -> None:
+    """docs/heads.md: the tickets that were labelled are part of the night's table, as in a real desk."""
+    both = pl.concat([make_tickets(20, 0), make_tickets(60, 1)])
+    make_tickets(20, 0).write_parquet(fit_options["input"])
+    both.drop("label").write_parquet(tmp_path / "night.parquet")
+    code, printed, errors = run_main(fit_cli, "flows.fit_labels", **fit_options, depth=0)
+    assert (code, "20 different labelled ones" in printed) == (0, True), errors
+    options = {name: fit_options[name] for name in ("labels", "model", "dtype", "threads")}
+    options |= {"input": tmp_path / "night.parquet", "head": fit_options["output"], "review_budget": 0.5}
+    code, _, errors = run_main(cli, "flows.classify_tickets", **options, output=tmp_path / "out")
+    assert code == 0, errors
+    review = pl.read_parquet(tmp_path / "out" / "review.parquet")
+    assert review["label"].is_null().all()
+    gold = both.select("ticket_id", pl.col("label").alias("gold"))
+    known = review.join(gold, on="ticket_id", how="left", maintain_order="left").with_row_index()
+    answered = known.with_columns(pl.when(pl.col("index") % 3 > 0).then("gold").alias("label")).drop("index", "gold")
+    answered.write_parquet(tmp_path / "reviewed.parquet")
+    new = answered.filter(pl.col("label").is_not_null() & pl.col("ticket_id").str.starts_with("s1-"))
+    assert 0 < len(new) < len(answered)
+    code, printed, errors = run_main(
+        fit_cli, "flows.fit_labels", **fit_options, add=tmp_path / "reviewed.parquet", depth=0
+    )
+    assert code == 0, errors
+    assert f"{20 + len(new)} different labelled ones" in printed
+
+
 def test_reviewed_tickets_are_added(run_main: Main, fit_options: dict, tmp_path: Path) -> None:
     make_tickets(30, 5).write_parquet(tmp_path / "reviewed.parquet")
     _, printed, errors = run_main(
@@ -144,7 +173,7 @@ def test_an_evaluation_compares_with_another_run_and_with_rivals(run_main: Main,
     for words in ("other run, 120 tickets", "naive Bayes", "TF-IDF regression", "group a: accuracy", "macro F1"):
         assert words in printed
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"evaluation.json", "index.html", "confusion.png", "reliability.png", "review.png"}
+    assert names - {MARK_FILE} == {"evaluation.json", "index.html", "confusion.png", "reliability.png", "review.png"}
     assert "order 7" not in (tmp_path / "out" / "index.html").read_text()
 
 

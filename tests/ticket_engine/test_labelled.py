@@ -51,6 +51,28 @@ def test_reviewed_rows_stand_in_for_rows_of_the_same_id(tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / GOLD_FILE)["label_index"].to_list() == [0, 1, 1]
 
 
+def test_reviewed_rows_without_a_label_or_a_text_replace_nothing(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.parquet", id=["a", "b", "c"], body=["one", "two", "three"], label=["billing"] * 3)
+    add = write(
+        tmp_path / "add.parquet",
+        id=["a", "b", "c", "d"],
+        body=["one", " ", "three", "four"],
+        label=[None, "delivery", "delivery", " "],
+    )
+    summary = read(source, tmp_path, add=add)
+    assert (summary.rows, summary.replaced, summary.labelled, summary.quarantined) == (3, 1, 3, 0)
+    tickets = pl.read_parquet(tmp_path / "tickets.parquet")
+    assert tickets["text"].to_list() == ["one", "two", "three"]
+    assert pl.read_parquet(tmp_path / GOLD_FILE)["label_index"].to_list() == [0, 0, 1]
+
+
+def test_reviewed_tickets_without_any_text_column_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.parquet", id=["a", "b"], body=["one", "two"], label=["billing", None])
+    add = write(tmp_path / "add.parquet", id=["b"], label=["delivery"])
+    with pytest.raises(InputError, match="none of the text columns body"):
+        read(source, tmp_path, add=add)
+
+
 def test_labels_that_the_labels_file_lacks_are_named(tmp_path: Path) -> None:
     source = write(tmp_path / "in.parquet", id=["a", "b"], body=["one", "two"], label=["billing", "refund"])
     with pytest.raises(LabelsError, match=r"1 labels .* 'refund'.*Allowed: billing, delivery"):
