@@ -36,6 +36,7 @@ class EngineSpec:
         head: Folder of the fitted head that decides, None for the model's own label scores.
         head_hash: SHA-256 of that head.
         probe: What the probe measured, for the manifest.
+        libraries: Versions of the libraries whose arithmetic the scores are.
     """
 
     model: str
@@ -55,12 +56,13 @@ class EngineSpec:
     head: str | None
     head_hash: str | None
     probe: dict
+    libraries: dict[str, str]
 
     @property
     def score_key(self) -> str:
         """Hash of all that a ticket's scores depend on besides its token ids, hexadecimal."""
         parts = [SCORE_VERSION, self.model_hash, self.prompt.content_hash, list(self.labels), self.dtype]
-        parts += [self.execution, self.prefix_cache, self.head_hash]
+        parts += [self.execution, self.prefix_cache, self.head_hash, sorted(self.libraries.items())]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property

@@ -111,10 +111,14 @@ def _convert_gguf(source: Path, target: Path) -> None:
 
 
 def hash_model(folder: Path) -> str:
-    """SHA-256 over names and contents of the weights, configuration and tokenizer files, hexadecimal."""
+    """SHA-256 over names and contents of all files that loading may read, hexadecimal.
+
+    Which files are read depends on the library and on what else is there (safetensors before pytorch_model*.bin, say),
+    so all count but hidden ones and texts for people.
+    """
     digest = hashlib.sha256()
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".jinja", ".model"))
-    for path in files:
+    found = (*folder.iterdir(), *(folder / "additional_chat_templates").glob("*"))
+    for path in sorted(path for path in found if path.is_file() and path.name[0] != "." and path.suffix != ".md"):
         digest.update(path.name.encode())
         with path.open("rb") as handle:
             digest.update(hashlib.file_digest(handle, "sha256").digest())

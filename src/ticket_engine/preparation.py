@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from ticket_engine.engine_spec import SPEC_FILE, TOKENIZER_FILE, EngineSpec
@@ -11,11 +12,13 @@ from ticket_engine.head_files import head_hash, load_head
 from ticket_engine.heads import check_identity
 from ticket_engine.labels import read_labels
 from ticket_engine.models import find_model, hash_model, load_config, load_tokenizer
-from ticket_engine.probe import choose_speed
+from ticket_engine.probe import Choice, choose_speed
 from ticket_engine.prompts import Prompt, build_prompt
 from ticket_engine.settings import RunSettings
+from ticket_engine.store import read_format, write_format
 
 DEFAULT_TOKEN_BUDGET = 2048
+LIBRARIES = ("torch", "transformers", "numba")
 NO_BUDGET = 2**31  # fixed batches are cut by a budget only if the user names one
 
 log = logging.getLogger(__name__)
@@ -61,14 +64,30 @@ def prepare_engine(settings: RunSettings, folder: Path) -> EngineSpec:
         head=str(Path(settings.head).resolve()) if settings.head else None,
         head_hash=head_hash(settings.head) if settings.head else None,
         probe=choice.as_dict(),
+        libraries={name: version(name) for name in LIBRARIES},
     )
     spec = replace(spec, execution=_choose_execution(config, spec))
     spec = replace(spec, prefix_cache=_can_share_prefix(config, spec))
+    if settings.dtype == "auto" and settings.store:
+        spec = _in_kept_format(spec, choice, Path(settings.store))
     _check_head(spec)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TOKENIZER_FILE).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
     (folder / SPEC_FILE).write_text(json.dumps(asdict(spec)), encoding="utf-8")
     return spec
+
+
+def _in_kept_format(spec: EngineSpec, choice: Choice, store: Path) -> EngineSpec:
+    """The spec in the number format of the store's earlier nights, which is noted there for the next.
+
+    A busy night's probe would else choose another, and none of the stored scores would be found.
+    """
+    key = replace(spec, dtype="").score_key
+    kept = choice.in_format(read_format(store, key) or choice.dtype)
+    if kept.dtype != choice.dtype:
+        log.info("Number format %s as in earlier nights; the probe alone would choose %s", kept.dtype, choice.dtype)
+    write_format(store, key, kept.dtype)
+    return replace(spec, dtype=kept.dtype, threads=kept.threads, workers=kept.workers, probe=kept.as_dict())
 
 
 def _check_head(spec: EngineSpec) -> None:

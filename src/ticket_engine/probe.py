@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 PROBE_TOKENS = 512
 SECONDS_EACH = 0.12
 ONE_THREAD_GAIN = 1.3  # share of the peak of its products that a pass reaches: 0.80 alone, 0.62 with two threads
+MOST_LOSS = 4.0  # the number format of a store is kept as long as it is no slower than this here
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,16 @@ class Choice:
     def as_dict(self) -> dict:
         """For the manifest, in types that JSON keeps."""
         return asdict(self) | {"measured": [asdict(speed) for speed in self.measured]}
+
+    def in_format(self, dtype: str) -> "Choice":
+        """The same in another number format, split as is best for it; unchanged if that is much slower here.
+
+        A busy moment bends a measurement by a factor of two; another machine, one without a matrix unit, by far more.
+        """
+        others = [speed for speed in self.measured if speed.dtype == dtype]
+        if not others or self.measured[0].tera_flops > MOST_LOSS * others[0].tera_flops:
+            return self
+        return Choice(dtype, others[0].threads, others[0].workers, self.measured)
 
 
 def processors() -> int:

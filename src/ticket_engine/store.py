@@ -9,14 +9,17 @@ key carries the mark of `ownership`; nothing is removed that has no mark above i
 """
 
 import hashlib
+import json
 import logging
 import os
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import polars as pl
 import pyarrow as pa
@@ -28,7 +31,8 @@ from ticket_engine.schemas import LOG_PROBS, REASON, STAGE, TICKET_KEY
 
 COLUMNS = (TICKET_KEY, LOG_PROBS, STAGE, REASON)
 SUFFIX, UNFINISHED = ".parquet", ".part"
-_OURS = re.compile(r"[0-9a-f]{32}\.parquet|tmp\w+\.part")
+FORMATS = "number-formats"
+_OURS = re.compile(r"[0-9a-f]{32}\.(parquet|json)|tmp\w+\.part")
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +76,38 @@ def write_part(path: Path, score_key: str, scores: pl.DataFrame) -> None:
         schema=_schema(log_probs.shape[1]),
     )
     table = table.replace_schema_metadata({"score_key": score_key, "content": _content_hash(table)})
+    _write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
+
+
+def read_format(store: Path, key: str) -> str | None:
+    """The number format that earlier runs of the same kind used; None if there is none.
+
+    Args:
+        store: The store.
+        key: Hash of all but the format that decides a score, hexadecimal.
+    """
+    try:
+        return json.loads((store / FORMATS / f"{key[:32]}.json").read_text(encoding="utf-8"))["dtype"]
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
+    except OSError as error:
+        raise _unreadable(store, error) from error
+
+
+def write_format(store: Path, key: str, dtype: str) -> None:
+    """Note the number format for later runs of the same kind; it ages like a part."""
+    content = json.dumps({"dtype": dtype}).encode()
+    _write_whole(store / FORMATS / f"{key[:32]}.json", lambda file: file.write(content))
+
+
+def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Beside its name first, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mark(path.parent, SCORES)
     handle, staged = tempfile.mkstemp(dir=path.parent, suffix=UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(staged, path)

@@ -170,3 +170,32 @@ def test_the_embedded_model_is_converted_once_to_a_plain_folder(embedded_model: 
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     answer = model.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(answer)
+
+
+def test_other_weights_in_any_form_that_loading_takes_are_another_model(tiny_model, tmp_path: Path) -> None:
+    """Weights of the old form once had no part in the hash, and the old model's scores were published."""
+    import torch
+
+    folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "old-form"))
+    (folder / "model.safetensors").unlink()
+    model, hashes, logits = load_weights(tiny_model("llama"), "float32"), [], []
+    for scale in (1.0, 1.5):
+        weights = {name: value * scale for name, value in model.state_dict().items()}
+        torch.save(weights, folder / "pytorch_model.bin")
+        hashes.append(hash_model(folder))
+        logits.append(load_weights(folder, "float32")(torch.tensor([[3, 4, 5]])).logits)
+    assert not torch.equal(*logits)
+    assert hashes[0] != hashes[1]
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "vocab.json", "additional_chat_templates/rag.jinja", "model-2.bin"])
+def test_every_file_that_loading_may_read_counts_for_the_hash(tiny_model, tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "copy"))
+    before = hash_model(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x")
+    assert hash_model(folder) != before
+    for other in ("README.md", ".gitattributes"):
+        with_name = hash_model(folder)
+        (folder / other).write_text("for people")
+        assert hash_model(folder) == with_name

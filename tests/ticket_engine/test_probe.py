@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from ticket_engine.probe import ONE_THREAD_GAIN, choose_speed, processors
+from ticket_engine.probe import ONE_THREAD_GAIN, Choice, Speed, choose_speed, processors
 
 
 def test_the_fastest_format_is_chosen_and_in_it_the_split_that_a_pass_is_faster_in() -> None:
@@ -58,3 +58,17 @@ def test_what_was_measured_goes_into_the_manifest_as_json() -> None:
     made = json.loads(json.dumps(choice.as_dict()))
     assert made["dtype"] == "float32"
     assert made["measured"][0]["tera_flops"] == choice.measured[0].tera_flops
+
+
+def measured(**speeds: float) -> Choice:
+    """Choice of the fastest of some number formats."""
+    found = sorted((Speed(name, 1, 2, value) for name, value in speeds.items()), key=lambda speed: -speed.tera_flops)
+    return Choice(found[0].dtype, 1, 2, tuple(found))
+
+
+def test_a_kept_number_format_survives_a_busy_probe_but_not_a_machine_that_is_slow_in_it() -> None:
+    busy, other_machine = measured(bfloat16=0.2, float32=0.3), measured(bfloat16=0.002, float32=0.3)
+    assert busy.in_format("bfloat16").dtype == "bfloat16"
+    assert busy.in_format("bfloat16").measured == busy.measured
+    assert other_machine.in_format("bfloat16").dtype == "float32"
+    assert busy.in_format("float16").dtype == "float32"  # not measured here

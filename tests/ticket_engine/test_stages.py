@@ -1,4 +1,7 @@
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +121,29 @@ def test_another_model_prompt_or_number_format_finds_nothing_in_the_store(
         folder = make_run(texts, **changed)
         stages.tokenize(folder)
         assert stages.find_scored(folder, tmp_path).tickets == 0, changed
+
+
+def test_the_number_format_of_a_store_is_kept_from_night_to_night(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    first = make_run([], dtype="auto", store=str(tmp_path))
+    chosen = read_spec(first).dtype
+    notes = list((tmp_path / "number-formats").glob("[0-9a-f]*.json"))
+    assert [json.loads(note.read_text()) for note in notes] == [{"dtype": chosen}]
+    speeds = {speed["dtype"]: speed["tera_flops"] for speed in read_spec(first).probe["measured"]}
+    other = "float32" if chosen == "bfloat16" else "bfloat16"
+    if speeds[chosen] > 2 * speeds[other]:
+        pytest.skip(f"{other} is so slow here that no store would have it")
+    notes[0].write_text(json.dumps({"dtype": other}))
+    assert read_spec(make_run([], dtype="auto", store=str(tmp_path))).dtype == other
+    assert read_spec(make_run([], dtype=chosen, store=str(tmp_path))).dtype == chosen
+    assert json.loads(notes[0].read_text()) == {"dtype": other}
+
+
+def test_scores_of_another_version_of_a_library_are_not_used(make_run: Callable[..., Path]) -> None:
+    spec = read_spec(make_run([]))
+    assert spec.libraries["torch"] == version("torch")
+    assert replace(spec, libraries=spec.libraries | {"torch": "0.1"}).score_key != spec.score_key
 
 
 def test_a_damaged_part_is_found_and_only_its_tickets_are_scored_again(
