@@ -117,7 +117,8 @@ def report(manifest: dict) -> str:
         ),
         (
             "engine",
-            f"{manifest['execution']}, {manifest['dtype']}, {manifest['workers']} passes at once, {manifest['threads']} thread(s) each",
+            f"{manifest['execution']}, {manifest['dtype']}, {manifest['workers']} passes at once, {manifest['threads']} thread(s) each"
+            + (f"; not packed: {manifest['execution_reason']}" if manifest["execution_reason"] else ""),
         ),
         *_head_lines(manifest),
         ("agreement", check_words(manifest["spot_check"])),

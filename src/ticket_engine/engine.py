@@ -1,10 +1,8 @@
 """The loaded model of a run: made once a process from its spec, shared by all buckets."""
 
-import copy
 import logging
 import math
 import threading
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ticket_engine import attention, fused, last_layer, memory
-from ticket_engine.engine_spec import EngineSpec, read_spec
+from ticket_engine import fused, last_layer, layer_walk, memory
+from ticket_engine.engine_spec import STATE_TOLERANCE, EngineSpec, read_spec
 from ticket_engine.errors import ModelError, ScoringError
-from ticket_engine.features import Features, collect_features, decoder_segment
+from ticket_engine.features import Features, collect_features, distance_of_states, own_features
 from ticket_engine.label_trie import LabelTrie, build_trie
 from ticket_engine.models import load_weights
+from ticket_engine.packed_trial import attention_view
 from ticket_engine.reference import own_scores, reference_scores
 from ticket_engine.scoring import Batch, PrefixCache, compute_prefix, label_scores, packed_hidden, padded_hidden
 
@@ -83,10 +82,44 @@ class Engine:
         batch = self._batch(tickets)
         count = np.array([len(ids) for ids in tickets], dtype=np.int64)
         first = np.full(len(tickets), 0 if self.prefix.length else len(self.spec.prompt.prefix_ids), dtype=np.int64)
-        segments = [decoder_segment(self.view, start, stop) for start, stop in pairwise((0, *depths))]
         torch.set_num_threads(self.spec.threads)
         with torch.inference_mode():
-            return collect_features(segments, batch, self.prefix, (first, count))
+            return collect_features(self.view, batch, (first, count), depths, self.prefix)
+
+    def own_features(self, ids: np.ndarray, depths: tuple[int, ...]) -> dict[int, Features]:
+        """The same of one ticket from the stock model's own hidden states over the whole prompt; rows of 1."""
+        prompt = self.spec.prompt
+        whole = [*prompt.prefix_ids, *np.asarray(ids).tolist(), *prompt.ending_ids]
+        with torch.inference_mode():
+            return own_features(
+                self.stock, whole, slice(len(prompt.prefix_ids), len(prompt.prefix_ids) + len(ids)), depths
+            )
+
+    def check_features(self, depths: tuple[int, ...]) -> None:
+        """Make sure that hidden states at these depths are the model's own.
+
+        Raises:
+            ModelError: They are not, or cannot be read.
+        """
+        tickets = _trial_tickets(self.spec)
+        try:
+            fast = self.features(tickets, depths)
+        except (TypeError, RuntimeError, IndexError, AttributeError) as error:
+            raise ModelError(
+                f"Hidden states of this model cannot be read ({type(error).__name__}): heads do not work with it. "
+                "Leave out the head, or choose another model."
+            ) from error
+        alone = [self.own_features(ids, depths) for ids in tickets]
+        slow = [
+            Features(*(np.concatenate([getattr(one[depth], name) for one in alone]) for name in ("last", "mean")))
+            for depth in depths
+        ]
+        distance, allowed = distance_of_states(fast, slow), STATE_TOLERANCE[self.spec.dtype]
+        if not distance <= allowed:
+            raise ModelError(
+                f"Hidden states differ from this model's own by {distance:.3g} of their length; allowed: {allowed:.3g}. "
+                "Heads do not work with it: leave out the head, or choose another model."
+            )
 
     def _score(self, tickets: list[np.ndarray]) -> Tensor:
         batch = self._batch(tickets)
@@ -117,13 +150,11 @@ class Engine:
 
 
 def packed_view(model: PreTrainedModel) -> PreTrainedModel:
-    """A second set of modules over the same weights whose attention is `attention.PACKED`."""
-    attention.register()
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    view = copy.deepcopy(model, shared)
-    view.set_attn_implementation(attention.PACKED)
+    """A second set of modules over the same weights that runs packed rows, its element-wise work by `kernels`."""
+    view = attention_view(model)
     fused.fuse(view)
     last_layer.finish_needed_rows_only(view.get_decoder())
+    layer_walk.watch_layers(view)
     return view
 
 
@@ -174,8 +205,7 @@ def _check_exact(engine: Engine) -> None:
         )
     if spec.execution == "sequential":
         return
-    vocabulary = np.array(spec.prompt.prefix_ids, dtype=np.int64)
-    tickets = [np.resize(np.roll(vocabulary, shift), length) for shift, length in ((0, 23), (3, 23), (5, 2))]
+    tickets = _trial_tickets(spec)
     try:
         fast = engine.score(tickets)
     except ScoringError:
@@ -192,3 +222,9 @@ def _check_exact(engine: Engine) -> None:
             f"Execution {spec.execution} differs from the reference by {distance:.3g} in probability for this model; "
             f"allowed: {allowed:.3g}. Use --execution padded or sequential."
         )
+
+
+def _trial_tickets(spec: EngineSpec) -> list[np.ndarray]:
+    """Three short tickets made of the prompt's tokens, two of them of one length."""
+    vocabulary = np.array(spec.prompt.prefix_ids, dtype=np.int64)
+    return [np.resize(np.roll(vocabulary, shift), length) for shift, length in ((0, 23), (3, 23), (5, 2))]

@@ -12,6 +12,7 @@ SPEC_FILE = "engine.json"
 TOKENIZER_FILE = "tokenizer.json"
 SCORE_VERSION = 3  # raise when scores change for the same model, prompt and ticket
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
+STATE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08, "float16": 0.02}  # of hidden states, as a share of their length
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class EngineSpec:
         threads: Processor threads of one pass.
         workers: Passes at once.
         execution: ``packed``, ``padded`` or ``sequential``.
+        execution_reason: Why it is not packed, where the model is the reason.
         prefix_cache: Whether the prompt prefix is computed once and shared.
         max_ticket_tokens: Longest ticket; longer ones are cut.
         truncate: ``end`` or ``middle``.
@@ -49,6 +51,7 @@ class EngineSpec:
     threads: int
     workers: int
     execution: str
+    execution_reason: str
     prefix_cache: bool
     max_ticket_tokens: int
     truncate: str

@@ -1,14 +1,14 @@
 """Hidden states of tickets at chosen depths, from one packed pass that runs no deeper than asked."""
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ticket_engine.label_trie import build_trie
+from ticket_engine.layer_walk import walk
 from ticket_engine.scoring import Batch, PrefixCache, pack
 
 _NO_NODES = build_trie(((0,),))
@@ -27,48 +27,65 @@ class Features:
     mean: np.ndarray
 
 
-def decoder_segment(model: PreTrainedModel, start: int, stop: int) -> nn.Module:
-    """Layers ``[start, stop)`` of a model as a module of their own, over the same weights.
-
-    The final norm belongs to the segment that ends the model. Layers keep their numbers, so that they
-    find their prefix's keys and values.
-    """
-    whole = model.get_decoder()
-    part = copy.copy(whole)
-    part._modules = dict(whole._modules)
-    part.layers = nn.ModuleList(whole.layers[start:stop])
-    if stop < len(whole.layers):
-        part.norm = nn.Identity()
-    part.config = copy.deepcopy(whole.config)
-    part.config.num_hidden_layers = stop - start
-    if getattr(part.config, "layer_types", None):
-        part.config.layer_types = part.config.layer_types[start:stop]
-    return part
-
-
 def collect_features(
-    segments: list[nn.Module], batch: Batch, prefix: PrefixCache, own: tuple[np.ndarray, np.ndarray]
+    view: PreTrainedModel,
+    batch: Batch,
+    own: tuple[np.ndarray, np.ndarray],
+    depths: tuple[int, ...],
+    prefix: PrefixCache,
 ) -> list[Features]:
-    """Features after each of a chain of segments.
+    """Features after each of some numbers of layers.
 
     Args:
-        segments: From `decoder_segment` of the packed view, each beginning where the one before ends.
+        view: The packed view.
         batch: Suffixes, longest first.
-        prefix: Cache of the prompt prefix; not modified.
         own: First row of each ticket's own tokens within its suffix, and their number, int64 ``(tickets,)``.
+        depths: Growing, at least 1.
+        prefix: Cache of the prompt prefix; not modified.
     """
-    token_ids, positions, layout = pack(batch, prefix, _NO_NODES)
     ends = np.cumsum(batch.lengths)
     first, count = own
     starts = ends - batch.lengths + first
-    rows = np.repeat(starts, count) + _within(count)
+    rows = torch.from_numpy(np.repeat(starts, count) + _within(count))
     ticket_of = torch.from_numpy(np.repeat(np.arange(len(count)), count))
-    collected, hidden = [], None
-    for segment in segments:
-        inputs = {"input_ids": token_ids} if hidden is None else {"inputs_embeds": hidden}
-        hidden = segment(**inputs, position_ids=positions, use_cache=False, layout=layout).last_hidden_state
-        collected.append(_pool(hidden[0], torch.from_numpy(rows), ticket_of, torch.from_numpy(ends - 1), count))
+    collected: list[Features] = []
+
+    def visit(_depth: int, hidden: Tensor) -> None:
+        collected.append(_pool(hidden[0], rows, ticket_of, torch.from_numpy(ends - 1), count))
+
+    walk(view, pack(batch, prefix, _NO_NODES), depths, visit)
     return collected
+
+
+def distance_of_states(features: list[Features], own: list[Features]) -> float:
+    """Largest difference between two scorers' features of the same tickets, as a share of a feature's length."""
+    pairs = zip(features, own, strict=True)
+    both = [(mine, theirs) for a, b in pairs for mine, theirs in ((a.last, b.last), (a.mean, b.mean))]
+    return max(
+        float((np.linalg.norm(mine - theirs, axis=1) / np.linalg.norm(theirs, axis=1)).max()) for mine, theirs in both
+    )
+
+
+def own_features(
+    model: PreTrainedModel, prompt_ids: list[int], own: slice, depths: tuple[int, ...]
+) -> dict[int, Features]:
+    """The same for one ticket from the stock model's own hidden states over the whole prompt; rows of 1.
+
+    Args:
+        model: The stock model.
+        prompt_ids: Prefix, ticket and ending.
+        own: Where the ticket stands among them.
+        depths: Numbers of layers; all of them means behind the final norm.
+    """
+    output = model.get_decoder()(torch.tensor([prompt_ids]), use_cache=False, output_hidden_states=True)
+    layers = len(output.hidden_states) - 1
+    states = {
+        depth: output.hidden_states[depth][0] if depth < layers else output.last_hidden_state[0] for depth in depths
+    }
+    return {
+        depth: Features(state[-1:].float().numpy(), state[own].float().mean(0, keepdim=True).numpy())
+        for depth, state in states.items()
+    }
 
 
 def _pool(hidden: Tensor, rows: Tensor, ticket_of: Tensor, last: Tensor, count: np.ndarray) -> Features:

@@ -58,6 +58,7 @@ def collect_fitting_rows(folder: Path, labels: Sequence[Label], depths: tuple[in
     hidden: dict[str, np.ndarray] = {}
     if depths:
         engine = load_engine(folder)
+        engine.check_features(depths)
         tokenizer = load_ticket_tokenizer(
             folder / TOKENIZER_FILE,
             engine.spec.prompt,

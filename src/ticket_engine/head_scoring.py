@@ -13,10 +13,10 @@ from ticket_engine.engine import Engine, forget_engine, is_out_of_memory, load_e
 from ticket_engine.engine_spec import read_spec
 from ticket_engine.errors import ModelError
 from ticket_engine.head_files import load_head
-from ticket_engine.heads import LAST, MEAN, Block, Head, is_decided, stage_log_probs
+from ticket_engine.heads import Head, is_decided, stage_log_probs
 from ticket_engine.lexical import lexical_features
 from ticket_engine.models import load_weights
-from ticket_engine.scoring import Batch, decoder
+from ticket_engine.scoring import Batch
 from ticket_engine.staged_pass import StagedModel, staged_model, staged_pass
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class HeadScorer:
     """A head on an engine: knows which layers to run. Nothing in it changes after it is made."""
 
     def __init__(self, engine: Engine, head: Head, tolerance: float | None = None) -> None:
-        """Cut the engine's packed view into the head's segments.
+        """Prepare a head over the engine's packed view.
 
         Args:
             engine: Of the run.
@@ -50,7 +50,7 @@ class HeadScorer:
             tolerance: Of the run whose answers are compared, natural log; the engine's own if None.
 
         Raises:
-            ModelError: The engine's execution is not packed.
+            ModelError: The engine's execution is not packed, or its hidden states are not the model's own.
             HeadError: The head needs more layers than the model has.
         """
         if engine.view is None:
@@ -61,6 +61,8 @@ class HeadScorer:
         self._engine = engine
         self._tolerance = engine.spec.tolerance if tolerance is None else tolerance
         self._model: StagedModel = staged_model(engine.view, head)
+        if self._model.depths:
+            engine.check_features(self._model.depths)
 
     def score(self, tickets: Sequence[np.ndarray], texts: Sequence[str]) -> tuple[np.ndarray, list[int]]:
         """Log-probabilities of tickets that stage 0 left open, and after how many layers each was decided.
@@ -119,14 +121,8 @@ class HeadScorer:
         by_text = stage_log_probs(self.head, 0, lexical, {})
         if depth in (0, None) and is_decided(self.head, 0, by_text)[0]:
             return by_text[0], 0
-        prompt = self._engine.spec.prompt
-        whole = [*prompt.prefix_ids, *np.asarray(ids).tolist(), *prompt.ending_ids]
-        own = slice(len(prompt.prefix_ids), len(prompt.prefix_ids) + len(ids))
-        with torch.inference_mode():
-            states = decoder(self._engine.stock)(
-                torch.tensor([whole]), use_cache=False, output_hidden_states=True
-            ).hidden_states
-        hidden = {block: _pooled(states[block.depth][0], own, block) for block in self.head.blocks}
+        made = self._engine.own_features(ids, tuple({block.depth for block in self.head.blocks}))
+        hidden = {block: getattr(made[block.depth], block.pooling) for block in self.head.blocks}
         stages = [stage_log_probs(self.head, index, lexical, hidden) for index in range(len(self.head.stages))]
         decided = next(i for i, log_probs in enumerate(stages) if is_decided(self.head, i, log_probs)[0])
         used = decided if depth is None else int(np.flatnonzero(self._depths == depth)[0])
@@ -135,11 +131,6 @@ class HeadScorer:
         if abs(confidence - self.head.stages[earlier].threshold) <= self._tolerance * confidence:
             decided = used
         return stages[decided][0], int(self._depths[decided])
-
-
-def _pooled(state: torch.Tensor, own: slice, block: Block) -> np.ndarray:
-    poolings = {MEAN: lambda: state[own].float().mean(0), LAST: lambda: state[-1].float()}
-    return poolings[block.pooling]().numpy()[None]
 
 
 _scorers: dict[tuple[str, int], LabelScorer | HeadScorer] = {}

@@ -49,6 +49,7 @@ def make_manifest(settings: RunSettings, folder: Path, results: list[dict], seco
         "head": _head(spec, counts) if spec.head else None,
         "review": {key: counts[key] for key in ("needs_review", "review_threshold")},
         "execution": spec.execution,
+        "execution_reason": spec.execution_reason,
         "prefix_cache": spec.prefix_cache,
         "prefix_tokens": len(spec.prompt.prefix_ids),
         "dtype": spec.dtype,

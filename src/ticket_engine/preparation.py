@@ -12,6 +12,7 @@ from ticket_engine.head_files import head_hash, load_head
 from ticket_engine.heads import check_identity
 from ticket_engine.labels import read_labels
 from ticket_engine.models import find_model, hash_model, load_config, load_tokenizer
+from ticket_engine.packed_trial import is_exact_when_packed
 from ticket_engine.probe import Choice, choose_speed
 from ticket_engine.prompts import Prompt, build_prompt
 from ticket_engine.settings import RunSettings
@@ -57,6 +58,7 @@ def prepare_engine(settings: RunSettings, folder: Path) -> EngineSpec:
         threads=choice.threads,
         workers=choice.workers,
         execution=settings.execution,
+        execution_reason="",
         prefix_cache=settings.prefix_cache,
         max_ticket_tokens=settings.max_ticket_tokens,
         truncate=settings.truncate,
@@ -66,7 +68,8 @@ def prepare_engine(settings: RunSettings, folder: Path) -> EngineSpec:
         probe=choice.as_dict(),
         libraries={name: version(name) for name in LIBRARIES},
     )
-    spec = replace(spec, execution=_choose_execution(config, spec))
+    execution, reason = _choose_execution(config, spec)
+    spec = replace(spec, execution=execution, execution_reason=reason)
     spec = replace(spec, prefix_cache=_can_share_prefix(config, spec))
     if settings.dtype == "auto" and settings.store:
         spec = _in_kept_format(spec, choice, Path(settings.store))
@@ -113,8 +116,8 @@ def _check_positions(config, prompt: Prompt, max_ticket_tokens: int) -> None:
         )
 
 
-def _choose_execution(config, spec: EngineSpec) -> str:
-    """The execution asked for, or the fastest that is exact for the model's kind of attention."""
+def _choose_execution(config, spec: EngineSpec) -> tuple[str, str]:
+    """The execution asked for, or the fastest that is exact for the model's kind of attention, and why not packed."""
     longest = len(spec.prompt.prefix_ids) + spec.max_ticket_tokens + len(spec.prompt.ending_ids) + 16
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
@@ -127,16 +130,19 @@ def _choose_execution(config, spec: EngineSpec) -> str:
         reason = "its attention is its own and not one of transformers' shared functions"
         if windowed:
             reason = f"its sliding window of {window} tokens is shorter than the longest prompt of {longest}"
+    elif spec.execution in ("auto", "packed") and is_exact_when_packed(config) is False:
+        best = "padded" if all(len(ids) == 1 for ids in spec.prompt.label_ids) else "sequential"
+        reason = "a trial in a packed row gave other hidden states than each ticket alone"
     else:
         best, reason = "packed", ""
     order = ("packed", "padded", "sequential")
     if spec.execution == "auto":
         if reason:
             log.info("Execution %s instead of packed: %s", best, reason)
-        return best
+        return best, reason
     if order.index(spec.execution) < order.index(best):
         raise ModelError(f"Execution {spec.execution} is not exact for this model: {reason}. Use auto or {best}.")
-    return spec.execution
+    return spec.execution, ""
 
 
 def _has_shared_attention(config) -> bool:

@@ -87,14 +87,21 @@ def pack(batch: Batch, prefix: PrefixCache, trie: LabelTrie) -> tuple[Tensor, Te
     ids[is_node] = np.tile(trie.token_ids, len(rows))
     positions = prefix.length + within
     positions[is_node] = prefix.length + (lengths[is_node] - 1) + np.tile(trie.depths, len(rows))
+    layout = packed_layout(batch.lengths, prefix, trie)
+    return torch.from_numpy(ids)[None], torch.from_numpy(positions)[None], layout
+
+
+def packed_layout(lengths: np.ndarray, prefix: PrefixCache, trie: LabelTrie) -> PackedLayout:
+    """Where tickets of these suffix lengths lie when they stand end to end."""
+    rows = lengths + trie.nodes
+    starts = np.cumsum(rows) - rows
     edges = np.flatnonzero(np.diff(rows, prepend=-1))
     counts = np.diff(edges, append=len(rows))
     groups = tuple(
         Group(int(starts[edge]), int(count), int(rows[edge]), query_blocks(int(rows[edge]), trie.ancestors))
         for edge, count in zip(edges, counts, strict=True)
     )
-    layout = PackedLayout(groups, prefix.keys, prefix.values)
-    return torch.from_numpy(ids)[None], torch.from_numpy(positions)[None], layout
+    return PackedLayout(groups, prefix.keys, prefix.values)
 
 
 def padded_hidden(model: PreTrainedModel, batch: Batch, prefix: PrefixCache, trie: LabelTrie) -> tuple[Tensor, Tensor]:

@@ -10,35 +10,34 @@ the rounding of matrix products::
 """
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
 from scipy import sparse
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ticket_engine.errors import HeadError, ScoringError
-from ticket_engine.features import decoder_segment
 from ticket_engine.heads import LAST, MEAN, Block, Head, is_decided, stage_log_probs
 from ticket_engine.label_trie import build_trie
-from ticket_engine.scoring import Batch, PrefixCache, pack
+from ticket_engine.layer_walk import Rest, walk
+from ticket_engine.scoring import Batch, PrefixCache, pack, packed_layout
 
 _NO_NODES = build_trie(((0,),))
 
 
 @dataclass(frozen=True, slots=True)
 class StagedModel:
-    """A head with the pieces of the packed view that it needs.
+    """A head with the packed view that it reads.
 
     Attributes:
         head: The head.
-        segments: One between every two depths at which something is pooled.
-        depths: Where the segments end, growing.
+        view: The packed view of the model.
+        depths: After how many layers something is pooled, growing.
     """
 
     head: Head
-    segments: tuple[nn.Module, ...]
+    view: PreTrainedModel
     depths: tuple[int, ...]
 
 
@@ -58,19 +57,18 @@ class _Open:
 
 
 def staged_model(view: PreTrainedModel, head: Head) -> StagedModel:
-    """The head's segments over a packed view; no weight is copied.
+    """A head over a packed view; no weight is copied.
 
     Raises:
         HeadError: The head needs more layers than the model has.
     """
     depths = tuple(sorted({block.depth for block in head.blocks} | set(head.depths)))
-    layers = len(view.get_decoder().layers)
+    layers = view.config.get_text_config().num_hidden_layers
     if depths and depths[-1] > layers:
         raise HeadError(
             f"The head reads layer {depths[-1]}, the model has {layers}. Give the model it was fitted with."
         )
-    segments = tuple(decoder_segment(view, start, stop) for start, stop in pairwise((0, *depths)))
-    return StagedModel(head, segments, depths)
+    return StagedModel(head, view, depths)
 
 
 def staged_pass(
@@ -101,13 +99,12 @@ def staged_pass(
     stage_of = np.zeros(len(batch.lengths), dtype=np.int32)
     stage_at = {stage.depth: index for index, stage in enumerate(head.stages) if stage.depth}
     tickets = _Open(np.arange(len(batch.lengths)), batch.lengths, *own, {})
-    hidden: Tensor | None = None
-    token_ids = batch.token_ids
-    for depth, segment in zip(model.depths, model.segments, strict=True):
-        hidden = _run(segment, token_ids, hidden, tickets.lengths, prefix)
+
+    def visit(depth: int, hidden: Tensor) -> Rest | None:
+        nonlocal tickets
         tickets = replace(tickets, hidden=tickets.hidden | _pool(hidden, tickets, depth, head))
         if depth not in stage_at:
-            continue
+            return None
         index = stage_at[depth]
         scored = stage_log_probs(head, index, lexical[tickets.places], tickets.hidden)
         if not np.isfinite(scored).all():
@@ -116,19 +113,15 @@ def staged_pass(
             )
         decided = is_decided(head, index, scored)
         log_probs[tickets.places[decided]], stage_of[tickets.places[decided]] = scored[decided], index
+        if not decided.any():
+            return None
         left = np.flatnonzero(~decided)
-        if not len(left):
-            break
-        if decided.any():
-            rows = _rows_of(tickets.lengths, np.zeros_like(tickets.lengths), tickets.lengths, left)
-            hidden, token_ids, tickets = hidden[:, torch.from_numpy(rows)], token_ids[rows], tickets.keep(left)
+        rows = _rows_of(tickets.lengths, np.zeros_like(tickets.lengths), tickets.lengths, left)
+        tickets = tickets.keep(left)
+        return Rest(torch.from_numpy(rows), packed_layout(tickets.lengths, prefix, _NO_NODES))
+
+    walk(model.view, pack(batch, prefix, _NO_NODES), model.depths, visit)
     return log_probs, stage_of
-
-
-def _run(segment: nn.Module, token_ids: np.ndarray, hidden: Tensor | None, lengths: np.ndarray, prefix: PrefixCache):
-    ids, positions, layout = pack(Batch(token_ids, lengths), prefix, _NO_NODES)
-    inputs = {"input_ids": ids} if hidden is None else {"inputs_embeds": hidden}
-    return segment(**inputs, position_ids=positions, use_cache=False, layout=layout).last_hidden_state
 
 
 def _pool(hidden: Tensor, tickets: _Open, depth: int, head: Head) -> dict[Block, np.ndarray]:

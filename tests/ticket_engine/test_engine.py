@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from ticket_engine.engine import Engine, load_engine
-from ticket_engine.engine_spec import TOLERANCE, EngineSpec, read_spec
+from ticket_engine.engine_spec import SPEC_FILE, TOLERANCE, EngineSpec, read_spec
 from ticket_engine.errors import LabelsError, ModelError, ScoringError, SettingsError
 from ticket_engine.models import load_weights
 from ticket_engine.preparation import prepare_engine
@@ -131,12 +131,27 @@ def test_other_decoders_run_the_fastest_way_that_equals_naive_scoring(
     np.testing.assert_allclose(engine.score(tickets), naive(engine, own, tickets, naive_scores), atol=1e-4, rtol=0)
 
 
-def test_a_model_with_which_packing_turns_out_not_to_work_is_an_error_with_the_way_out(
-    make_run: Callable[..., Path],
+@pytest.mark.parametrize("name", ["nemotron", "diffllama", "jetmoe"])
+def test_a_model_with_which_packing_turns_out_not_to_work_falls_back_and_says_so(
+    make_run: Callable[..., Path], name: str
 ) -> None:
+    engine = load_engine(make_run([], model=name))
+    assert engine.spec.execution == "padded"
+    assert "a trial in a packed row" in engine.spec.execution_reason
+    tickets = random_tickets([80, 20, 1])
+    expected = np.stack([engine.reference(ids) for ids in tickets])
+    np.testing.assert_allclose(engine.score(tickets), expected, atol=1e-4, rtol=0)
+    with pytest.raises(ModelError, match=r"Execution packed is not exact .* Use auto or padded"):
+        make_run([], model=name, execution="packed")
+
+
+def test_loading_refuses_an_execution_that_is_not_exact_for_the_real_weights(make_run: Callable[..., Path]) -> None:
+    """What the trial of a tiny model cannot see shows when the weights are there."""
+    folder = make_run([], model="diffllama")
+    spec = json.loads((folder / SPEC_FILE).read_text())
+    (folder / SPEC_FILE).write_text(json.dumps(spec | {"execution": "packed"}))
     with pytest.raises(ModelError, match="Use --execution padded or sequential"):
-        load_engine(make_run([], model="nemotron"))
-    assert load_engine(make_run([], model="nemotron", execution="padded")).spec.execution == "padded"
+        load_engine(folder)
 
 
 def test_a_window_shorter_than_the_prompt_falls_back_with_one_log_line(

@@ -57,7 +57,7 @@ def run(engine, head: Head, ids: list[np.ndarray], texts: list[str]) -> tuple[np
     return log_probs, np.array([place[depth] for depth in depths])
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "gemma3", "phi", "gpt_neox", "granite", "opt"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_leaving_early_gives_what_the_head_gives_on_features_of_each_ticket_alone(make_engine, model, prefix_cache):
     engine = make_engine(model, execution="packed", prefix_cache=prefix_cache)
@@ -74,7 +74,7 @@ def test_leaving_early_gives_what_the_head_gives_on_features_of_each_ticket_alon
         assert stage_of[row] == stage[0]
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "gemma3", "phi", "gpt_neox", "granite", "opt"])
 def test_the_reference_gives_the_same_from_whole_prompts_of_the_stock_model(make_engine, model):
     engine = make_engine(model, execution="packed")
     head = make_head(engine, (NEVER, 0.3))
