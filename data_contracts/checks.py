@@ -18,12 +18,13 @@ from data_contracts.tables import (
     ticket_table,
 )
 from data_contracts.validation import check_suite, run_suite
+from ticket_engine.errors import SettingsError
 from ticket_engine.labels import read_labels
 from ticket_engine.publish import find_earlier, read_manifest
 from ticket_engine.reading import ReadSummary
 from ticket_engine.schemas import LABEL, PREDICTIONS_FILE, QUARANTINE_FILE
 from ticket_engine.settings import RunSettings
-from ticket_engine.spot_check import SpotCheck
+from ticket_engine.spot_check import SpotCheck, bound_without_errors
 
 DRIFT = "expect_label_shares_to_stay_close"
 PREDICTION_FIGURES = (
@@ -57,6 +58,7 @@ def check_tickets(folder: Path, settings: RunSettings, summary: ReadSummary) -> 
     suite, outgoing = read_suite(settings.tickets_contract), read_suite(settings.predictions_contract)
     thresholds = read_thresholds([suite, outgoing], settings.contract_parameters)
     check_suite(outgoing, {*thresholds, *PREDICTION_FIGURES}, thresholds)
+    _check_provable(settings.spot_check, summary.tickets, thresholds.get("max_disagreement", 1.0))
     table = ticket_table(folder, settings.id_column)
     figures = ticket_figures(table, folder, settings.id_column, summary)
     check_suite(suite, {*thresholds, *figures}, thresholds)
@@ -64,6 +66,16 @@ def check_tickets(folder: Path, settings: RunSettings, summary: ReadSummary) -> 
     report = run_suite(suite, table, thresholds | figures, folder=folder, heading=heading)
     write_overview(folder, str(settings.run_date), [report])
     return report
+
+
+def _check_provable(size: int, tickets: int, limit: float) -> None:
+    """Refuse a promise about all predictions that a sample of this size cannot show, before it is drawn."""
+    best = bound_without_errors(tickets, size)
+    if size and best > limit:
+        raise SettingsError(
+            f"A spot check of {size} tickets proves at best that {best:.0%} of all differ, allowed are {limit:.0%}. "
+            f"Raise spot_check, or the contract's max_disagreement, or switch it off with 0."
+        )
 
 
 def check_predictions(

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import polars as pl
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
@@ -13,9 +12,8 @@ from tasks.timing import stage_seconds
 from ticket_engine.reading import ReadSummary
 from ticket_engine.results import GatherSummary
 from ticket_engine.review import ReviewRule
-from ticket_engine.schemas import PREDICTIONS_FILE
 from ticket_engine.settings import RunSettings
-from ticket_engine.spot_check import SpotCheck, choose_sample, compare
+from ticket_engine.spot_check import SpotCheck
 
 
 @task(name="check-tickets", task_run_name="check-tickets", cache_policy=NO_CACHE)
@@ -48,12 +46,9 @@ def gather(settings: RunSettings, folder: Path, store: Path) -> GatherSummary:
 def spot_check(settings: RunSettings, folder: Path) -> SpotCheck:
     """Sampled tickets scored again, one at a time, by the reference."""
     from ticket_engine import stages
-    from ticket_engine.engine_spec import read_spec
 
     with stage_seconds(folder, "spot_check"):
-        predictions = pl.read_parquet(folder / PREDICTIONS_FILE)
-        sample = choose_sample(predictions, settings.spot_check, settings.seed)
-        result = compare(stages.rescore(folder, sample), read_spec(folder).tolerance, settings.seed)
+        result = stages.spot_check(folder, settings.spot_check, settings.seed)
     get_run_logger().info("Spot check: %s", result.one_line())
     return result
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ticket_engine.engine import Engine, forget_engine, is_out_of_memory, load_engine
-from ticket_engine.engine_spec import read_spec
+from ticket_engine.engine_spec import TOLERANCE, read_spec
 from ticket_engine.errors import ModelError
 from ticket_engine.head_files import load_head
 from ticket_engine.heads import Head, is_decided, stage_log_probs
@@ -128,7 +128,10 @@ class HeadScorer:
         used = decided if depth is None else int(np.flatnonzero(self._depths == depth)[0])
         earlier = min(used, decided)
         confidence = float(np.exp(stages[earlier].max()))
-        if abs(confidence - self.head.stages[earlier].threshold) <= self._tolerance * confidence:
+        allowed = (
+            self._tolerance if self._depths[earlier] else TOLERANCE["float32"]
+        )  # words alone are not rounded to 16 bits
+        if abs(confidence - self.head.stages[earlier].threshold) <= allowed * confidence:
             decided = used
         return stages[decided][0], int(self._depths[decided])
 

@@ -1,35 +1,40 @@
-"""Which tickets the reference scores again, and what its answers prove.
-
-The sample has two parts. Tickets drawn at random within each bucket (strata) carry the statistics, and a
-fault that fills one bucket meets at least one of them. Tickets chosen on purpose (the smallest margins,
-the longest and the shortest) look where errors are likely: they count for agreement, but no rate is
-inferred from them, since they were not drawn by chance.
+"""What scoring sampled tickets again by the reference proves; which tickets those are, `spot_sample` says.
 
 Where a run computes in a 16-bit format, a part of the sample is scored in float32 too: the reference in the
 run's own format shows that packing and sharing changed nothing, the one in float32 what the format itself does.
 """
 
-import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from scipy.stats import beta
 
-from ticket_engine.schemas import BUCKET_INDEX, LABEL, LOG_PROBS, MARGIN, TOKEN_LENGTH
+from ticket_engine.engine_spec import TOLERANCE
+from ticket_engine.schemas import BUCKET_INDEX, LABEL, LOG_PROBS, STAGE
+from ticket_engine.spot_sample import (
+    BUCKET_TICKETS,
+    CHOSEN_FOR,
+    COVERING,
+    RANDOM,
+    SECOND_LOOK,
+    SUSPICIOUS,
+    TABLE_TICKETS,
+    choose_more,
+    choose_sample,
+)
 
-CHOSEN_FOR = "chosen_for"
-BUCKET_TICKETS = "bucket_tickets"
-IN_FLOAT32 = "in_float32"
 REFERENCE_LABEL, REFERENCE_LOG_PROBS, FLOAT32_LOG_PROBS = (
     "reference_label",
     "reference_log_probs",
     "float32_log_probs",
 )
-LEAST_IN_FLOAT32 = 8
-RANDOM, SMALLEST_MARGIN, LONGEST, SHORTEST = "random", "smallest margin", "longest", "shortest"
-KNOWN_BEFORE = "known before"  # the stratum of tickets that an earlier run scored
+KNOWN_BEFORE = "known before"  # the bucket of tickets that an earlier run scored
 MOST_EXAMPLES = 20
+MOST_LOOKS = 4  # a second look may meet buckets that were not suspicious before
+EXACT = TOLERANCE["float32"]  # what the text alone decides is not rounded to 16 bits
+SECOND_ERROR = 0.2  # share of the chance of error that the bound after a second look has; the first bound has the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +46,19 @@ class SpotCheck:
         agreed: Those with the same label, in float32 too where it was asked.
         near_ties: Those whose label differs only within the tolerance, see `compare`.
         disagreed: Those that really differ, in the run's dtype or in float32.
-        agreement: ``1 - disagreed / sampled``; None if none was sampled.
-        drawn: Tickets of the sample that were drawn at random.
+        agreement: ``1 - disagreed / sampled`` over all but the tickets drawn because their bucket was suspicious;
+            None if none was sampled.
+        drawn: Tickets of the sample that were drawn at random over the whole table.
+        second_look: Whether more were drawn because one disagreed.
+        near_tie_rate: Share of near-ties among the drawn ones, None if there are none.
         upper_bound: With ``confidence``, at most this share of all predictions really differs from the
             reference; inferred from the drawn tickets only.
         confidence: Of each bound.
         worst_bucket_agreement: Lowest agreement of a bucket, None if none was sampled.
         largest_difference: Largest difference of a label's probability; 1 where one is not a number.
+        largest_text_difference: The same among tickets that their text alone decided, None if none was sampled.
         tolerance: Most by which rounding may move a log-probability.
+        is_16_bit: Whether that is the tolerance of a 16-bit format.
         seed: Of the sample.
         per_bucket: A row a bucket: ``bucket, tickets, sampled, drawn, agreed, near_ties, disagreed, upper_bound``.
         float32_sampled: Tickets of the sample that were scored in float32 too; 0 where the run is in float32.
@@ -66,11 +76,15 @@ class SpotCheck:
     disagreed: int
     agreement: float | None
     drawn: int
+    second_look: bool
+    near_tie_rate: float | None
     upper_bound: float
     confidence: float
     worst_bucket_agreement: float | None
     largest_difference: float
+    largest_text_difference: float | None
     tolerance: float
+    is_16_bit: bool
     seed: int
     float32_sampled: int
     float32_near_ties: int
@@ -86,124 +100,116 @@ class SpotCheck:
             return "no ticket was scored again"
         return (
             f"{self.agreed} of {self.sampled} agree, {self.near_ties} near-ties, {self.disagreed} disagree; "
-            f"at most {self.upper_bound:.1%} of all differ"
+            f"at most {self.upper_bound:.1%} of all differ; probabilities differ by up to {self.largest_difference:.3g}"
             + (f"; {self.float32_sampled} of them asked in float32 too" if self.float32_sampled else "")
         )
 
 
-def choose_sample(predictions: pl.DataFrame, size: int, seed: int) -> pl.DataFrame:
-    """Rows of the predictions to score again, in their order, no row twice.
-
-    ``max(size, buckets)`` tickets are drawn at random, spread over the buckets by `allot`: at least one from
-    each. Tickets known from an earlier run are a bucket of their own. On top come up to ``size / 4`` (rounded up)
-    that were not drawn: in turn the smallest margin, the longest, the shortest, then more smallest margins.
-    A quarter of all, at least 8 where there are so many, is to be scored in float32 too.
+def check_predictions(
+    predictions: pl.DataFrame,
+    size: int,
+    seed: int,
+    *,
+    tolerance: float,
+    rescore: Callable[[pl.DataFrame], pl.DataFrame],
+) -> SpotCheck:
+    """A spot check of a table: a sample, and a second look where a ticket of it disagrees.
 
     Args:
-        predictions: The whole table; rows in a fixed order.
-        size: 0 for no sample.
-        seed: Same seed and table, same sample.
-
-    Returns:
-        The rows with ``chosen_for``, ``bucket_tickets`` (predictions in the row's bucket) and ``in_float32``.
+        predictions: Figures of all rows, see `spot_sample.choose_sample`.
+        size: Tickets to draw at first, 0 for none.
+        seed: Of the sample.
+        tolerance: Most by which rounding may move a log-probability, natural log.
+        rescore: The reference's answers for rows of a sample, in the form that `compare` takes.
     """
-    rows = predictions.select(BUCKET_INDEX, MARGIN, TOKEN_LENGTH).with_row_index("row")
-    rows = rows.filter(predictions.to_series(0).is_first_distinct())  # a doubled id is the contract's to report
-    chosen: dict[int, str] = {}
-    if size and len(rows):
-        generator = np.random.default_rng(seed)
-        strata = rows.select("row", BUCKET_INDEX).sort(BUCKET_INDEX, "row").partition_by(BUCKET_INDEX)
-        for stratum, count in zip(strata, allot([len(stratum) for stratum in strata], size), strict=True):
-            chosen |= dict.fromkeys(generator.choice(stratum["row"].to_numpy(), count, replace=False).tolist(), RANDOM)
-        chosen |= _on_purpose(rows.filter(~pl.col("row").is_in(list(chosen))), -(-size // 4))
-    picked = sorted(chosen)
-    tickets = dict(rows.group_by(BUCKET_INDEX).len().iter_rows())
-    sample = predictions[picked]
-    in_float32 = np.random.default_rng(seed).permutation(len(picked)) < max(LEAST_IN_FLOAT32, -(-len(picked) // 4))
-    return sample.with_columns(
-        pl.Series(CHOSEN_FOR, [chosen[row] for row in picked], dtype=pl.String),
-        pl.Series(BUCKET_TICKETS, [tickets[bucket] for bucket in sample[BUCKET_INDEX]], dtype=pl.UInt32),
-        pl.Series(IN_FLOAT32, in_float32, dtype=pl.Boolean),
+    sample = choose_sample(predictions, size, seed)
+    scored, looked_into = rescore(sample), []
+    for _ in range(MOST_LOOKS):
+        bad = scored.filter(_judged(scored, tolerance).bad)[BUCKET_INDEX].unique(maintain_order=True)
+        suspicious = [bucket for bucket in bad if bucket not in looked_into]
+        if not suspicious:
+            break
+        sample = choose_more(predictions, scored.select(sample.columns), suspicious, seed)
+        looked_into += suspicious
+        scored = pl.concat([scored, rescore(sample)], how="diagonal")
+    return compare(scored, tolerance, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Which rows of a sample really differ or are near-ties, ``(rows,)`` each; what float32 alone says; differences."""
+
+    bad: np.ndarray
+    tie: np.ndarray
+    asked: np.ndarray
+    exact_bad: np.ndarray
+    exact_tie: np.ndarray
+    difference: np.ndarray
+    exact_difference: np.ndarray
+    by_text: np.ndarray
+
+
+def _judged(scored: pl.DataFrame, tolerance: float) -> _Judged:
+    by_text = (
+        scored[STAGE].eq(0).fill_null(False).to_numpy() if STAGE in scored.columns else np.zeros(len(scored), bool)
     )
-
-
-def _on_purpose(rest: pl.DataFrame, most: int) -> dict[int, str]:
-    """Rows where errors are likely, with the reason."""
-    margins = rest.sort(MARGIN, "row")["row"].head(most).to_list()
-    lengths = rest.sort(TOKEN_LENGTH, "row")["row"]
-    order = [(row, SMALLEST_MARGIN) for row in margins]
-    order[1:1] = [(lengths[-1], LONGEST), (lengths[0], SHORTEST)] if len(lengths) else []
-    chosen: dict[int, str] = {}
-    for row, reason in order:
-        if len(chosen) < most:
-            chosen.setdefault(row, reason)
-    return chosen
-
-
-def allot(sizes: list[int], total: int) -> list[int]:
-    """How many to draw from each stratum: ``max(total, strata)`` in all, or everything if there are fewer.
-
-    Each next draw goes to the stratum with the most tickets a draw (Adams' method of apportionment). So every
-    stratum has at least one, and the largest ``size / draws``, on which `stratified_bound` depends, is as
-    small as it can be.
-    """
-    counts = [min(1, size) for size in sizes]
-    queue = [(-float(size), index) for index, size in enumerate(sizes) if size > 1]
-    heapq.heapify(queue)
-    for _ in range(min(total, sum(sizes)) - sum(counts)):
-        _, index = heapq.heappop(queue)
-        counts[index] += 1
-        if counts[index] < sizes[index]:
-            heapq.heappush(queue, (-sizes[index] / counts[index], index))
-    return counts
+    allowed = np.where(by_text, min(EXACT, tolerance), tolerance)
+    difference, bad, tie = _differences(scored, scored[REFERENCE_LOG_PROBS], allowed, scored[REFERENCE_LABEL])
+    exact = pl.Series(FLOAT32_LOG_PROBS, [None] * len(scored), dtype=pl.List(pl.Float32))
+    exact = scored[FLOAT32_LOG_PROBS] if FLOAT32_LOG_PROBS in scored.columns else exact
+    asked = exact.is_not_null().to_numpy()
+    exact_difference, exact_bad, exact_tie = _differences(scored.filter(asked), exact.filter(asked), allowed[asked])
+    bad[asked] |= exact_bad
+    tie[asked] |= exact_tie
+    return _Judged(bad, tie & ~bad, asked, exact_bad, exact_tie, difference, exact_difference, by_text)
 
 
 def compare(scored: pl.DataFrame, tolerance: float, seed: int, *, confidence: float = 0.95) -> SpotCheck:
     """The findings of a spot check.
 
     If rounding moves each log-probability by at most ``t``, then two scorers can name different labels ``a``
-    and ``b`` only where ``(mine[a] - mine[b]) + (theirs[b] - theirs[a]) <= 2 t``: a near-tie, counted apart.
+    and ``b`` only where ``(mine[a] - mine[b]) + (theirs[b] - theirs[a]) <= 2 t`` and ``a`` is the likeliest label by its
+    own scores: a near-tie, counted apart. What the text alone decided has no rounding to speak of (`EXACT`).
 
     Args:
-        scored: Rows of `choose_sample` with ``reference_label`` and ``reference_log_probs``, and with
-            ``float32_log_probs`` (null where it was not asked) if the run is not in float32; first column the id.
+        scored: Rows of `choose_sample`, and of `choose_more` where there was a second look, with ``reference_label`` and
+            ``reference_log_probs``, and with ``float32_log_probs`` (null where it was not asked) if the run is not in
+            float32; first column the id.
         tolerance: ``t``, natural log.
         seed: Of the sample, to be recorded.
         confidence: Of the upper bounds.
     """
-    difference, bad, tie = _differences(scored, scored[REFERENCE_LOG_PROBS], tolerance, scored[REFERENCE_LABEL])
-    exact = pl.Series(FLOAT32_LOG_PROBS, [None] * len(scored), dtype=pl.List(pl.Float32))
-    exact = scored[FLOAT32_LOG_PROBS] if FLOAT32_LOG_PROBS in scored.columns else exact
-    asked = exact.is_not_null().to_numpy()
-    exact_difference, exact_bad, exact_tie = _differences(scored.filter(asked), exact.filter(asked), tolerance)
-    bad[asked] |= exact_bad
-    tie[asked] |= exact_tie
-    tie &= ~bad
-    outcome = scored.select(BUCKET_INDEX, BUCKET_TICKETS, CHOSEN_FOR).with_columns(
-        pl.Series("bad", bad, dtype=pl.Boolean),
-        pl.Series("tie", tie, dtype=pl.Boolean),
-        drawn=pl.col(CHOSEN_FOR) == RANDOM,
+    judged = _judged(scored, tolerance)
+    outcome = scored.select(BUCKET_INDEX, BUCKET_TICKETS, CHOSEN_FOR, TABLE_TICKETS).with_columns(
+        pl.Series("bad", judged.bad, dtype=pl.Boolean), pl.Series("tie", judged.tie, dtype=pl.Boolean)
     )
+    drawn = outcome.filter(pl.col(CHOSEN_FOR).is_in([RANDOM, SECOND_LOOK]))
+    whole = outcome.filter(pl.col(CHOSEN_FOR) != SUSPICIOUS)
     buckets = _per_bucket(outcome, confidence)
-    sampled, disagreed = len(scored), int(bad.sum())
+    sampled, disagreed, ties = len(scored), int(judged.bad.sum()), int(judged.tie.sum())
+    text_difference = judged.difference[judged.by_text]
     return SpotCheck(
         sampled=sampled,
-        agreed=sampled - disagreed - int(tie.sum()),
-        near_ties=int(tie.sum()),
+        agreed=sampled - disagreed - ties,
+        near_ties=ties,
         disagreed=disagreed,
-        agreement=1 - disagreed / sampled if sampled else None,
-        drawn=int(outcome["drawn"].sum()),
-        upper_bound=stratified_bound(buckets, confidence),
+        agreement=1 - whole["bad"].sum() / len(whole) if len(whole) else None,
+        drawn=len(drawn),
+        second_look=SECOND_LOOK in outcome[CHOSEN_FOR],
+        near_tie_rate=drawn["tie"].mean(),
+        upper_bound=table_bound(outcome, confidence),
         confidence=confidence,
         worst_bucket_agreement=min((1 - row["disagreed"] / row["sampled"] for row in buckets), default=None),
-        largest_difference=difference,
+        largest_difference=float(judged.difference.max(initial=0.0)),
+        largest_text_difference=float(text_difference.max()) if len(text_difference) else None,
         tolerance=tolerance,
+        is_16_bit=tolerance > 100 * EXACT,
         seed=seed,
-        float32_sampled=int(asked.sum()),
-        float32_near_ties=int(exact_tie.sum()),
-        float32_disagreed=int(exact_bad.sum()),
-        float32_largest_difference=exact_difference if asked.any() else None,
-        per_bucket=tuple({name: value for name, value in row.items() if name != "drawn_bad"} for row in buckets),
+        float32_sampled=int(judged.asked.sum()),
+        float32_near_ties=int(judged.exact_tie.sum()),
+        float32_disagreed=int(judged.exact_bad.sum()),
+        float32_largest_difference=float(judged.exact_difference.max()) if judged.asked.any() else None,
+        per_bucket=tuple(buckets),
         chosen_for=tuple(
             outcome.group_by(CHOSEN_FOR, maintain_order=True)
             .agg(pl.len().alias("sampled"), pl.sum("tie").alias("near_ties"), pl.sum("bad").alias("disagreed"))
@@ -215,14 +221,14 @@ def compare(scored: pl.DataFrame, tolerance: float, seed: int, *, confidence: fl
 
 
 def _differences(
-    scored: pl.DataFrame, log_probs: pl.Series, tolerance: float, named: pl.Series | None = None
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """Largest difference in probability from another scorer, and which rows really differ or are near-ties.
+    scored: pl.DataFrame, log_probs: pl.Series, tolerance: np.ndarray, named: pl.Series | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Largest difference of each row in probability from another scorer, and which rows differ or are near-ties.
 
     Args:
         scored: Rows of the predictions.
         log_probs: The other scorer's, a list of all labels in order a row.
-        tolerance: Natural log.
+        tolerance: Natural log, one a row.
         named: Labels that the other scorer named; its most probable ones if None.
     """
     labels = [field.name for field in scored.schema[LOG_PROBS].fields]
@@ -235,15 +241,16 @@ def _differences(
     rows = np.arange(len(scored))
     gap = (mine[rows, first] - mine[rows, second]) + (theirs[rows, second] - theirs[rows, first])
     differs = first != second
-    tie = differs & (first >= 0) & (gap <= 2 * tolerance)
-    largest = float(np.nan_to_num(np.abs(np.exp(mine) - np.exp(theirs)), nan=1.0).max(initial=0.0))
+    follows = mine[rows, first] >= mine.max(axis=1, initial=-np.inf) - EXACT
+    tie = differs & (first >= 0) & follows & (gap <= 2 * tolerance)
+    largest = np.nan_to_num(np.abs(np.exp(mine) - np.exp(theirs)), nan=1.0).max(axis=1, initial=0.0)
     return largest, differs & ~tie, tie
 
 
 def _per_bucket(outcome: pl.DataFrame, confidence: float) -> list[dict]:
     rows = []
     for (bucket,), part in outcome.sort(BUCKET_INDEX, nulls_last=True).group_by(BUCKET_INDEX, maintain_order=True):
-        drawn = part.filter("drawn")
+        drawn = part.filter(pl.col(CHOSEN_FOR).is_in([RANDOM, COVERING]))
         tickets, ties, bad = part[BUCKET_TICKETS][0], int(part["tie"].sum()), int(part["bad"].sum())
         rows.append(
             {
@@ -254,32 +261,56 @@ def _per_bucket(outcome: pl.DataFrame, confidence: float) -> list[dict]:
                 "agreed": len(part) - ties - bad,
                 "near_ties": ties,
                 "disagreed": bad,
-                "drawn_bad": int(drawn["bad"].sum()),
                 "upper_bound": upper_bound(int(drawn["bad"].sum()), len(drawn), confidence, population=tickets),
             }
         )
     return rows
 
 
-def stratified_bound(buckets: list[dict], confidence: float = 0.95) -> float:
-    """Upper bound of the error rate over all buckets from the tickets drawn in each; 1.0 if none were.
+def table_bound(outcome: pl.DataFrame, confidence: float = 0.95) -> float:
+    """Upper bound of the error rate of the whole table; 1.0 if nothing was drawn.
 
-    With ``x`` errors among ``n`` drawn, ``q = sum(n_h p_h) / n`` is the expected error rate of the sample and
-    ``p = sum(N_h p_h) / N`` that of the table, so ``p <= r q`` with ``r = max(N_h n / (n_h N))``. The number
-    of errors of independent draws with unequal rates spreads less than binomial (Hoeffding, Ann. Math. Stat.
-    27, 1956), so the Clopper-Pearson bound of ``q`` holds, and ``r`` times it bounds ``p``. Drawing in
-    proportion gives an ``r`` near 1.
+    There is one draw from each of ``n`` slices of ``m = N // n`` tickets, ``b = N % n`` of which hold one more. If ``q`` is
+    the expected share of errors among the draws, that of the table is at most ``(m n q + min(n q, b)) / N``, which is
+    hardly more. Independent draws of unequal rates spread less than binomial ones (Hoeffding, Ann. Math. Stat. 27,
+    1956), so the bound of Clopper and Pearson holds for ``q``.
+
+    A second look is taken after something was seen, so it has a bound of its own: over the tickets that the first look
+    left, the others being known. Both bounds together fail as seldom as ``confidence`` says (Bonferroni), the first
+    with four fifths of that chance.
 
     Args:
-        buckets: ``tickets`` (``N_h``), ``drawn`` (``n_h``) and ``drawn_bad`` of every bucket of the table.
+        outcome: ``chosen_for``, ``table_tickets`` and ``bad`` of the sampled tickets.
         confidence: Of the bound.
     """
-    drawn, tickets = sum(row["drawn"] for row in buckets), sum(row["tickets"] for row in buckets)
+    if outcome.is_empty():
+        return 1.0
+    tickets = int(outcome[TABLE_TICKETS][0])
+    second = outcome.filter(pl.col(CHOSEN_FOR) == SECOND_LOOK)
+    first = outcome.filter(~pl.col(CHOSEN_FOR).is_in([SECOND_LOOK, SUSPICIOUS]))
+    known, left = int(first["bad"].sum()), tickets - len(first)
+    if not left:
+        return known / tickets
+    chance = 1 - confidence
+    if len(second):
+        return (
+            known + left * _slices_bound(int(second["bad"].sum()), len(second), left, 1 - chance * SECOND_ERROR)
+        ) / tickets
+    drawn = first.filter(pl.col(CHOSEN_FOR) == RANDOM)
+    return _slices_bound(int(drawn["bad"].sum()), len(drawn), tickets, 1 - chance * (1 - SECOND_ERROR))
+
+
+def bound_without_errors(tickets: int, size: int, confidence: float = 0.95) -> float:
+    """What a spot check of ``size`` of ``tickets`` predictions can prove at best."""
+    whole = size + -(-size // 4) >= tickets
+    return 0.0 if whole else _slices_bound(0, size, tickets, 1 - (1 - confidence) * (1 - SECOND_ERROR))
+
+
+def _slices_bound(errors: int, drawn: int, tickets: int, confidence: float) -> float:
     if not drawn:
         return 1.0
-    ratio = max(row["tickets"] * drawn / (row["drawn"] * tickets) for row in buckets)
-    bound = upper_bound(sum(row["drawn_bad"] for row in buckets), drawn, confidence, population=tickets)
-    return min(1.0, ratio * bound)
+    rate = upper_bound(errors, drawn, confidence, population=tickets)
+    return min(1.0, (tickets // drawn * drawn * rate + min(drawn * rate, tickets % drawn)) / tickets)
 
 
 def upper_bound(errors: int, drawn: int, confidence: float = 0.95, *, population: int | None = None) -> float:

@@ -23,8 +23,10 @@ from ticket_engine.reading import quarantine_late, read_texts
 from ticket_engine.results import GatherSummary, bucket_of_tickets, gather_predictions, summarise
 from ticket_engine.review import ReviewRule, choose_review, review_rows
 from ticket_engine.schemas import (
+    BUCKET_INDEX,
     INPUT_INDEX,
     LOG_PROBS,
+    MARGIN,
     NEEDS_REVIEW,
     PREDICTIONS_FILE,
     PROBABILITY,
@@ -34,8 +36,16 @@ from ticket_engine.schemas import (
     TEXT,
     TICKET_KEY,
     TOKEN_IDS,
+    TOKEN_LENGTH,
 )
-from ticket_engine.spot_check import FLOAT32_LOG_PROBS, IN_FLOAT32, REFERENCE_LABEL, REFERENCE_LOG_PROBS
+from ticket_engine.spot_check import (
+    FLOAT32_LOG_PROBS,
+    REFERENCE_LABEL,
+    REFERENCE_LOG_PROBS,
+    SpotCheck,
+    check_predictions,
+)
+from ticket_engine.spot_sample import IN_FLOAT32, ROW
 from ticket_engine.store import StoredSummary, empty_scores, part_path, read_part, read_store
 from ticket_engine.tokenization import CHUNK_ROWS, TokenizeSummary, load_ticket_tokenizer, tokenize_tickets
 
@@ -173,6 +183,26 @@ def gather(
     if len(late) + len(failed):
         quarantine_late(source, folder, folder / FAILED)
     return summary
+
+
+def spot_check(folder: Path, size: int, seed: int) -> SpotCheck:
+    """Sampled predictions of a run scored again by the reference; only these are read whole.
+
+    Args:
+        folder: The run's working folder, gathered.
+        size: Tickets to draw, see `spot_sample.choose_sample`.
+        seed: Of the sample.
+    """
+    table = pl.scan_parquet(folder / PREDICTIONS_FILE, glob=False)
+    figures = table.select(pl.nth(0), BUCKET_INDEX, MARGIN, TOKEN_LENGTH).collect()
+
+    def again(sample: pl.DataFrame) -> pl.DataFrame:
+        rows = table.with_row_index(ROW).join(sample.lazy().select(ROW), on=ROW, how="semi").collect()
+        known = sample.select(ROW, *(name for name in sample.columns if name not in rows.columns))
+        whole = rows.join(known, on=ROW, how="left", validate="1:1", maintain_order="left")
+        return rescore(folder, whole.select(pl.exclude(ROW), ROW))
+
+    return check_predictions(figures, size, seed, tolerance=read_spec(folder).tolerance, rescore=again)
 
 
 def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:

@@ -51,8 +51,10 @@ def test_a_good_run_with_quarantined_rows_passes_both_contracts(finished_run):
     assert json.loads(json.dumps(report.summary()))["passed"] is True
 
 
-def test_an_empty_table_passes_both_contracts(finished_run):
+def test_an_empty_table_passes_both_contracts_where_no_row_is_asked_for(finished_run):
     run = finished_run(rows=0)
+    assert failed(check_tickets(run.folder, run.settings, run.summary)) == ["row count"]
+    run = run.with_settings(contract_parameters={"min_rows": 0})
     incoming = check_tickets(run.folder, run.settings, run.summary)
     report = check_predictions(run.folder, run.settings, run.checked, incoming, 0)
     assert failed(incoming) == failed(report) == []

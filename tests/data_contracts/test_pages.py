@@ -93,7 +93,7 @@ def test_the_details_show_every_expectation_in_words_with_what_was_found(finishe
     assert f"{run.checked.agreed} of {run.checked.sampled} tickets got the same label" in agreement
     incoming = {cells[1]: cells[2] for cells in pages["tickets"].rows if len(cells) == 3}
     assert incoming["The share of rows in quarantine must be at most 50 % ."] == "0.33 %"
-    assert incoming["The number of rows must be at least 0 and at most 1,000,000,000 ."] == "1,520"
+    assert incoming["The number of rows must be at least 1 and at most 1,000,000,000 ."] == "1,520"
     assert pages["predictions"].data["id", "verdict"] == "Holds: all 9 expectations hold."
 
 

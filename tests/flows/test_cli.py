@@ -141,7 +141,7 @@ def test_an_empty_table_publishes_an_empty_valid_output(
 ) -> None:
     source, output = tmp_path / "empty.parquet", tmp_path / "out"
     sample_tickets.clear().write_parquet(source)
-    code, _, errors = run_cli(input=source, output=output)
+    code, _, errors = run_cli(input=source, output=output, contract_parameter="min_rows=0")
     assert (code, errors) == (0, "")
     predictions = pl.read_parquet(output / "predictions.parquet")
     assert len(predictions) == 0
@@ -170,7 +170,7 @@ def test_every_shared_set_of_tickets_goes_through(run_cli: Run, tmp_path: Path, 
         output=output,
         limit=60,
         max_ticket_tokens=64,
-        spot_check=4,
+        spot_check=12,
     )
     assert (code, errors) == (0, "")
     manifest = json.loads((output / "manifest.json").read_text())

@@ -16,7 +16,7 @@ from ticket_engine.schemas import LOG_PROBS, PREDICTIONS_FILE
 from ticket_engine.spot_check import choose_sample
 
 Run = Callable[..., tuple[int, str, str]]
-ROWS, SPOT_CHECK = 160, 8
+ROWS, SPOT_CHECK = 160, 16
 
 
 @pytest.fixture(scope="session")
@@ -233,7 +233,8 @@ def test_drift_against_the_published_run_warns_and_publishes_or_is_refused_by_se
     counts = before["label"].value_counts().filter(pl.col("count") >= 5).sort("count", "label")
     label, tickets = counts.row(0)
     assert tickets < 0.4 * len(before)
-    alike = before.filter(pl.col("label") == label)["ticket_id"].implode()
+    few_others = before.filter(pl.col("label") != label).head(3)  # one label alone is a fault of its own
+    alike = pl.concat([before.filter(pl.col("label") == label), few_others])["ticket_id"].implode()
     options = real_tickets(lambda frame: frame.filter(pl.col("ticket_id").is_in(alike)))
     options["contract_parameter"] = "min_rows_for_shares=1"
     assert_refused("predictions", "label drift", **options, on_drift="fail")
@@ -305,8 +306,14 @@ def test_an_unknown_threshold_is_a_users_error_before_anything_runs(run_cli: Run
     assert not (tmp_path / "out").exists()
 
 
-def test_an_empty_table_publishes_an_empty_valid_output(run_cli: Run, real_tickets, tmp_path: Path) -> None:
-    code, _, errors = run_cli(**real_tickets(lambda frame: frame.clear()))
+def test_an_empty_table_is_refused_and_publishes_an_empty_valid_output_where_it_is_allowed(
+    run_cli: Run, real_tickets, tmp_path: Path
+) -> None:
+    options = real_tickets(lambda frame: frame.clear())
+    code, _, errors = run_cli(**options)
+    assert code == 3
+    assert "row count" in errors
+    code, _, errors = run_cli(**options, contract_parameter="min_rows=0")
     assert (code, errors) == (0, "")
     assert len(pl.read_parquet(tmp_path / "out" / PREDICTIONS_FILE)) == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))

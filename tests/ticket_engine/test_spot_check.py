@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from ticket_engine.results import decide
 from ticket_engine.schemas import LOG_PROBS
-from ticket_engine.spot_check import (
+from ticket_engine.spot_check import KNOWN_BEFORE, check_predictions, compare, table_bound, upper_bound
+from ticket_engine.spot_sample import (
+    COVERING,
     IN_FLOAT32,
-    KNOWN_BEFORE,
     LONGEST,
     RANDOM,
+    SECOND_LOOK,
     SHORTEST,
     SMALLEST_MARGIN,
-    allot,
+    SUSPICIOUS,
+    choose_more,
     choose_sample,
-    compare,
-    stratified_bound,
-    upper_bound,
 )
 
 LABELS = ("billing", "delivery", "returns", "account")
@@ -58,35 +58,36 @@ def answered(sample: pl.DataFrame, wrong: Sequence[bool] | None = None) -> pl.Da
 def test_a_sample_has_one_from_each_bucket_no_ticket_twice_and_the_promised_size(sizes, size, known_before):
     table = predictions(sizes, known_before=known_before)
     sample = choose_sample(table, size, seed=1)
-    strata = len(sizes) + (known_before > 0)
     assert sample["ticket_id"].n_unique() == len(sample)
     if not size:
         assert len(sample) == 0
         return
     drawn = sample.filter(pl.col("chosen_for") == RANDOM)
-    assert len(drawn) == min(max(size, strata), len(table))
-    assert drawn["bucket_index"].n_unique() == strata
-    assert len(sample) - len(drawn) == min(math.ceil(size / 4), len(table) - len(drawn))
-    assert sample.drop("chosen_for", "bucket_tickets", "in_float32").equals(
-        table.filter(pl.col("ticket_id").is_in(sample["ticket_id"].implode()))
-    )
+    covering = sample.filter(pl.col("chosen_for") == COVERING)
+    assert len(drawn) == min(size, len(table))
+    assert pl.concat([drawn, covering])["bucket_index"].n_unique() == len(sizes) + (known_before > 0)
+    assert not set(covering["bucket_index"]) & set(drawn["bucket_index"])
+    rest = len(table) - len(drawn) - len(covering)
+    assert len(sample) - len(drawn) - len(covering) == min(math.ceil(size / 4), rest)
+    assert (sample["table_tickets"] == len(table)).all()
+    assert sample["row"].to_list() == [int(name[1:]) for name in sample["ticket_id"]]
+    assert sample.select(table.columns).equals(table.filter(pl.col("ticket_id").is_in(sample["ticket_id"].implode())))
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 200))
-def test_draws_go_to_buckets_in_proportion_with_at_least_one_each(sizes, total):
-    counts = allot(sizes, total)
-    assert sum(counts) == min(max(total, len(sizes)), sum(sizes))
-    assert all(1 <= count <= size for count, size in zip(counts, sizes, strict=True))
-    worst = max(size / count for count, size in zip(counts, sizes, strict=True))
-    for index, count in enumerate(counts):  # taking a draw from any bucket for the worst one makes nothing better
-        if count > 1:
-            assert sizes[index] / (count - 1) >= worst - 1e-9
+def test_every_ticket_has_the_same_chance_whatever_its_bucket():
+    table, rounds, size = predictions((60, 25, 10, 5), known_before=20), 3000, 12
+    found = np.zeros(len(table))
+    for seed in range(rounds):
+        sample = choose_sample(table.select("ticket_id", "bucket_index", "margin", "token_length"), size, seed)
+        found[sample.filter(pl.col("chosen_for") == RANDOM)["row"].to_numpy()] += 1
+    chance = size / len(table)
+    assert np.abs(found / rounds - chance).max() < 4.5 * math.sqrt(chance * (1 - chance) / rounds)
 
 
-def test_draws_of_equal_buckets_are_equal():
-    assert allot([100, 100, 100, 100], 32) == [8, 8, 8, 8]
-    assert allot([1000, 100, 10, 1], 30) == [25, 3, 1, 1]
-    assert allot([], 5) == []
+def test_half_a_table_known_before_gets_half_of_the_draws():
+    sample = choose_sample(predictions([10] * 30, known_before=300), 32, 0)
+    drawn = sample.filter(pl.col("chosen_for") == RANDOM)
+    assert drawn["bucket_index"].null_count() == 16
 
 
 def test_the_same_seed_chooses_the_same_tickets_and_another_seed_others():
@@ -152,6 +153,50 @@ def test_other_answers_are_counted_by_bucket_and_by_reason_and_named():
     assert sum(row["sampled"] for row in result.chosen_for) == result.sampled
 
 
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 50))
+def test_a_second_look_draws_more_of_the_table_and_of_suspicious_buckets_and_nothing_twice(sizes, size, known_before):
+    table = predictions(sizes, known_before=known_before)
+    sample = choose_sample(table, size, 1)
+    suspicious = [0, None] if known_before else [0]
+    more = choose_more(table, sample, suspicious, 1)
+    both = pl.concat([sample, more])
+    assert both["row"].n_unique() == len(both)
+    assert set(more["chosen_for"]) <= {SECOND_LOOK, SUSPICIOUS}
+    second = more.filter(pl.col("chosen_for") == SECOND_LOOK)
+    assert len(second) == min(16 * min(size, len(table)), len(table) - len(sample))
+    in_bucket = both.filter(pl.col("bucket_index") == 0)
+    assert len(in_bucket) >= min(sizes[0], 12)
+    again = choose_more(table, both, [len(sizes) - 1], 1)
+    assert set(again["chosen_for"]) <= {SUSPICIOUS}
+    assert not set(again["row"]) & set(both["row"])
+    assert set(more.filter(pl.col("chosen_for") == SUSPICIOUS)["bucket_index"]) <= {0, None}
+
+
+def test_a_ticket_that_disagrees_leads_to_a_second_look_and_none_to_none():
+    table = predictions([400, 400, 400])
+    asked = []
+
+    def rescore(wrong: set[str]):
+        def answer(sample: pl.DataFrame) -> pl.DataFrame:
+            asked.append(len(sample))
+            return answered(sample, sample["ticket_id"].is_in(wrong).to_numpy())
+
+        return answer
+
+    calm = check_predictions(table, 32, 0, tolerance=1e-4, rescore=rescore(set()))
+    assert (asked, calm.second_look, calm.sampled) == ([40], False, 40)
+    one = choose_sample(table, 32, 0)["ticket_id"][5]
+    asked.clear()
+    looked = check_predictions(table, 32, 0, tolerance=1e-4, rescore=rescore({one}))
+    assert len(asked) == 2
+    assert looked.second_look
+    assert looked.disagreed == 1
+    assert looked.drawn == 32 + 16 * 32
+    assert looked.agreement > 0.99
+    assert looked.worst_bucket_agreement > 0.9
+    assert looked.upper_bound < 0.02
+
+
 @pytest.mark.parametrize(("sizes", "size", "expected"), [([300, 200], 32, 10), ([300, 200], 8, 8), ([3], 8, 3)])
 def test_a_quarter_of_the_sample_and_at_least_eight_tickets_are_to_be_scored_in_float32(sizes, size, expected):
     first, again = (choose_sample(predictions(sizes), size, seed=3)[IN_FLOAT32] for _ in range(2))
@@ -190,6 +235,7 @@ def pair(mine: tuple[float, float], theirs: tuple[float, float]) -> pl.DataFrame
         pl.lit(0, pl.UInt32).alias("bucket_index"),
         pl.lit(RANDOM).alias("chosen_for"),
         pl.lit(10, pl.UInt32).alias("bucket_tickets"),
+        pl.lit(10, pl.UInt32).alias("table_tickets"),
         pl.lit(names[int(np.argmax(theirs))]).alias("reference_label"),
         pl.Series("reference_log_probs", [list(theirs)], dtype=pl.List(pl.Float32)),
     )
@@ -245,35 +291,41 @@ def test_the_bound_is_that_of_clopper_and_pearson(errors, drawn, bound):
         assert chance == pytest.approx(0.05)
 
 
-def test_a_bucket_that_was_scored_wholly_has_its_true_rate_as_bound():
+def test_a_table_that_was_scored_wholly_has_its_true_rate_as_bound():
     sample = choose_sample(predictions([4, 3]), 32, 0)
     result = compare(answered(sample, sample["ticket_id"] == "t0"), 1e-4, 0)
     assert [row["upper_bound"] for row in result.per_bucket] == [0.25, 0.0]
     assert result.upper_bound == pytest.approx(1 / 7)
 
 
-@pytest.mark.parametrize("faults", [(0.0, 0.1, 0.0), (0.03, 0.03, 0.03), (0.2, 0.0, 0.0), (0.0, 0.0, 0.5)])
-def test_the_bound_of_a_stratified_sample_holds_as_often_as_it_says(faults):
-    sizes, size, rounds = (900, 90, 10), 40, 4000
-    drawn = np.array(allot(list(sizes), size))
-    truth = sum(n * p for n, p in zip(sizes, faults, strict=True)) / sum(sizes)
-    wrong = [int(n * p) for n, p in zip(sizes, faults, strict=True)]
-    found = np.random.default_rng(11).hypergeometric(
-        wrong, np.array(sizes) - np.array(wrong), drawn, size=(rounds, len(sizes))
-    )
-    bounds = [
-        stratified_bound(
-            [{"tickets": n, "drawn": k, "drawn_bad": x} for n, k, x in zip(sizes, drawn, row, strict=True)]
+@pytest.mark.parametrize(
+    ("sizes", "known_before"), [((3000,), 0), ((100,) * 30, 0), ((12,) * 250, 0), ((6,) * 250, 1500)]
+)
+def test_without_errors_the_bound_depends_on_the_sample_and_not_on_the_buckets(sizes, known_before):
+    sample = choose_sample(predictions(sizes, known_before=known_before), 32, 0)
+    assert compare(answered(sample), 1e-4, 0).upper_bound == pytest.approx(1 - 0.04 ** (1 / 32), rel=0.01)
+
+
+@pytest.mark.parametrize("faults", [(0.0, 0.1, 0.0), (0.02, 0.02, 0.02), (0.07, 0.0, 0.0), (0.0, 0.0, 0.5)])
+def test_the_bound_holds_as_often_as_it_says_with_its_second_look(faults):
+    sizes, rounds = (900, 90, 10), 600
+    table = predictions(sizes).select("ticket_id", "bucket_index", "margin", "token_length", LOG_PROBS, "label")
+    wrong = np.concatenate([np.arange(size) < round(size * rate) for size, rate in zip(sizes, faults, strict=True)])
+    held = 0
+    for seed in range(rounds):
+        result = check_predictions(
+            table, 32, seed, tolerance=1e-4, rescore=lambda sample: answered(sample, wrong[sample["row"].to_numpy()])
         )
-        for row in found
-    ]
-    assert np.mean(np.array(bounds) >= truth) >= 0.95
+        held += result.upper_bound >= wrong.mean()
+    assert held / rounds >= 0.95 - 2 * math.sqrt(0.95 * 0.05 / rounds)
 
 
-def test_a_bound_without_the_weights_would_promise_too_much():
-    buckets = [{"tickets": 900, "drawn": 1, "drawn_bad": 0}] + [{"tickets": 1, "drawn": 1, "drawn_bad": 0}] * 29
-    assert upper_bound(0, 30) < 0.1
-    assert stratified_bound(buckets) == 1.0  # one ticket says nothing about the 900 that matter
+def test_tickets_chosen_on_purpose_and_of_suspicious_buckets_do_not_enter_the_bound():
+    sample = choose_sample(predictions([900, 90, 10]), 32, 0)
+    outcome = sample.with_columns(bad=pl.lit(False))
+    on_purpose = outcome.with_columns(bad=pl.col("chosen_for") == SMALLEST_MARGIN)
+    assert table_bound(on_purpose) == table_bound(outcome)
+    assert table_bound(outcome.with_columns(bad=pl.lit(True))) == 1.0
 
 
 @pytest.mark.parametrize("bucket", range(8))
@@ -285,7 +337,33 @@ def test_a_fault_that_fills_one_bucket_is_always_caught(bucket):
         result = compare(answered(sample, sample["bucket_index"] == bucket), 1e-4, seed)
         assert result.worst_bucket_agreement == 0.0
         assert result.per_bucket[bucket]["disagreed"] > 0
-        assert result.agreement < 0.99
+
+
+def test_one_unlucky_ticket_of_many_buckets_is_not_a_bad_bucket():
+    """One disagreement of 264 sampled tickets once refused a run: its bucket's only draw was it."""
+    table = predictions([50] * 256)
+    sample = choose_sample(table, 32, 0)
+    unlucky = sample.filter(pl.col("chosen_for") == COVERING)["ticket_id"][0]
+    result = check_predictions(
+        table, 32, 0, tolerance=1e-4, rescore=lambda rows: answered(rows, (rows["ticket_id"] == unlucky).to_numpy())
+    )
+    assert result.worst_bucket_agreement >= 12 / 13
+    assert result.agreement > 0.99
+
+
+def test_the_tolerance_of_16_bits_is_not_that_of_what_words_alone_decided():
+    frame = pair((-0.65, -0.74), (-0.74, -0.65))
+    by_text, by_model = (frame.with_columns(stage=pl.lit(stage, pl.Int16)) for stage in (0, 3))
+    assert compare(by_model, tolerance=0.1, seed=0).near_ties == 1
+    result = compare(by_text, tolerance=0.1, seed=0)
+    assert (result.near_ties, result.disagreed) == (0, 1)
+    assert result.largest_text_difference == result.largest_difference > 0.04
+    assert compare(by_model, tolerance=0.1, seed=0).largest_text_difference is None
+
+
+def test_a_label_that_is_not_the_likeliest_by_its_own_scores_is_no_near_tie():
+    frame = pair((-0.65, -0.74), (-0.65, -0.74)).with_columns(pl.lit("no").alias("label"))
+    assert compare(frame, tolerance=0.1, seed=0).disagreed == 1
 
 
 def test_the_same_fault_escapes_a_plain_random_sample_as_often_as_theory_says():
