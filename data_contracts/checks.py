@@ -1,5 +1,6 @@
 """The two contracts of a run, what came in and what is about to be published, and a published run's again."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -7,9 +8,12 @@ import polars as pl
 
 from data_contracts.overview import write_overview
 from data_contracts.reports import CRITICAL, ContractReport
-from data_contracts.suites import read_suite, read_thresholds, with_severity
+from data_contracts.suites import PARAMETER, read_suite, read_thresholds, title, with_severity
 from data_contracts.tables import (
+    CHARACTERS,
+    REJECTED_FILE,
     TICKET_ID,
+    TICKETS_FILE,
     input_ids,
     largest_share,
     outcome_table,
@@ -18,11 +22,11 @@ from data_contracts.tables import (
     ticket_table,
 )
 from data_contracts.validation import check_suite, run_suite
-from ticket_engine.errors import SettingsError
+from ticket_engine.errors import InputError, SettingsError
 from ticket_engine.labels import read_labels
 from ticket_engine.publish import find_earlier, read_manifest
-from ticket_engine.reading import ReadSummary
-from ticket_engine.schemas import LABEL, PREDICTIONS_FILE, QUARANTINE_FILE
+from ticket_engine.reading import ReadSummary, quarantine_late
+from ticket_engine.schemas import INPUT_INDEX, IS_TRUNCATED, LABEL, PREDICTIONS_FILE, QUARANTINE_FILE, REASON
 from ticket_engine.settings import RunSettings
 from ticket_engine.spot_check import SpotCheck, bound_without_errors
 
@@ -64,8 +68,41 @@ def check_tickets(folder: Path, settings: RunSettings, summary: ReadSummary) -> 
     check_suite(suite, {*thresholds, *figures}, thresholds)
     heading = f"What came in: tickets of {settings.run_date}"
     report = run_suite(suite, table, thresholds | figures, folder=folder, heading=heading)
+    if not report.passed:
+        _put_aside(folder, settings.input, report.broken_rows | _rows_behind_shares(report, suite, table))
     write_overview(folder, str(settings.run_date), [report])
     return report
+
+
+def _rows_behind_shares(report: ContractReport, suite: dict, table: pl.DataFrame) -> dict[int, str]:
+    """Rows that a share is too large of, where it failed: cut tickets, and tickets of the commonest length."""
+    share_rows = {
+        "truncated_rate": pl.col(IS_TRUNCATED).fill_null(False),
+        "same_length_rate": pl.col(CHARACTERS) == pl.col(CHARACTERS).mode().min(),
+    }
+    failed = {item.name for item in report.failed}
+    found: dict[int, str] = {}
+    for entry in suite["expectations"]:
+        observed = entry.get("kwargs", {}).get("observed")
+        rows = share_rows.get(observed.get(PARAMETER)) if isinstance(observed, dict) else None
+        if rows is not None and title(entry) in failed:
+            found |= dict.fromkeys(table.select(rows.arg_true()).to_series().to_list(), title(entry))
+    return found
+
+
+def _put_aside(folder: Path, source: str, broken: dict[int, str]) -> None:
+    """Write the rows that a refused table was refused for to the quarantine, whole, with the expectation's name."""
+    places = pl.read_parquet(folder / TICKETS_FILE, columns=[INPUT_INDEX], glob=False)
+    if not broken or places.is_duplicated().any():  # a row that was read twice: the refusal says so itself
+        return
+    reasons = pl.DataFrame({REASON: [f"refused: {name}" for name in broken.values()]}, schema={REASON: pl.String})
+    refused = places[list(broken)].hstack(reasons)
+    if (folder / REJECTED_FILE).is_file():  # tickets that could not be tokenized
+        late = pl.read_parquet(folder / REJECTED_FILE, columns=[INPUT_INDEX, REASON], glob=False)
+        refused = pl.concat([late, refused]).unique(INPUT_INDEX, keep="first", maintain_order=True)
+    refused.write_parquet(folder / "refused.parquet")
+    with suppress(InputError):  # what was read is not what the table holds: the refusal says so itself
+        quarantine_late(source, folder, folder / "refused.parquet")
 
 
 def _check_provable(size: int, tickets: int, limit: float) -> None:
@@ -88,7 +125,7 @@ def check_predictions(
         settings: The run's settings, resolved.
         checked: What the spot check found.
         incoming: The input contract's report, for the overview page.
-        rows: Rows of the input table.
+        rows: Rows of the input table by its own count.
 
     Raises:
         SettingsError: A suite is not usable, or an override names no threshold.
@@ -107,7 +144,7 @@ def check_predictions(
         "spot_check": {name: value for name, value in asdict(checked).items() if name not in SPOT_CHECK_FIELDS},
         "min_agreement": settings.min_agreement,
     }
-    table = outcome_table(input_ids(folder, settings.id_column), predictions, quarantined)
+    table = outcome_table(input_ids(folder, settings.id_column), predictions, quarantined, rows=rows)
     heading = f"What goes out: labels of {settings.run_date}"
     report = run_suite(suite, table, thresholds | figures, folder=folder, heading=heading)
     write_overview(folder, str(settings.run_date), [incoming, report])

@@ -48,6 +48,7 @@ class ContractReport:
         parameters: The thresholds and figures that filled its ``$PARAMETER`` values.
         suite: The suite as it ran, with defaults and overrides filled in as ``parameters``.
         page: Its page, relative to the run's folder; empty if none was written.
+        broken_rows: Places of the table's rows that break an expectation which stops the run, with its name.
     """
 
     stage: str
@@ -55,6 +56,7 @@ class ContractReport:
     parameters: dict = field(default_factory=dict)
     suite: dict = field(default_factory=dict)
     page: str = ""
+    broken_rows: dict[int, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[ExpectationResult, ...]:

@@ -21,6 +21,7 @@ from ticket_engine.schemas import (
 )
 
 TICKETS_FILE, UNREAD_FILE, TOKENS_FILE = "tickets.parquet", "unread.parquet", "tokens.parquet"
+REJECTED_FILE = "rejected.parquet"
 TICKET_ID, CHARACTERS, OUTCOME = "ticket_id", "characters", "outcome"
 PROBABILITY_SUM, FITS_SCORES = "probability_sum", "fits_scores"
 PREDICTED, QUARANTINED, LOST, DOUBLED, STRANGE = "predicted", "quarantined", "lost", "doubled", "not in the input"
@@ -51,6 +52,9 @@ def ticket_figures(table: pl.DataFrame, folder: Path, id_column: str, summary: R
     return {
         "rows": summary.rows,
         "tickets": len(table),
+        "lost_rows": summary.rows
+        - len(table)
+        - pl.scan_parquet(folder / UNREAD_FILE).select(pl.len()).collect().item(),
         "quarantined": summary.rows - tokenized,
         "quarantine_rate": (summary.rows - tokenized) / summary.rows if summary.rows else None,
         "truncated": int(table[IS_TRUNCATED].sum()),
@@ -107,7 +111,9 @@ def _judged(frame: pl.DataFrame, id_column: str) -> pl.DataFrame:
     )
 
 
-def outcome_table(expected: pl.Series, predictions: pl.DataFrame, quarantined: pl.Series) -> pl.DataFrame:
+def outcome_table(
+    expected: pl.Series, predictions: pl.DataFrame, quarantined: pl.Series, *, rows: int | None = None
+) -> pl.DataFrame:
     """One row an outcome, and one for each input row without: predictions first, then quarantine, then lost rows.
 
     ``outcome`` is ``predicted`` or ``quarantined``; ``doubled`` for an outcome more than the input has rows of
@@ -115,19 +121,22 @@ def outcome_table(expected: pl.Series, predictions: pl.DataFrame, quarantined: p
     rows as its input.
 
     Args:
-        expected: Id of every input row.
+        expected: Id of every input row that was read.
         predictions: From `prediction_table`.
         quarantined: Id of every row in quarantine.
+        rows: Rows of the input by its own count; those that were not even read are lost ones without an id.
     """
+    if rows is not None and rows > len(expected):
+        expected = expected.extend_constant(None, rows - len(expected))
     wanted, predicted, put_aside = _codes(expected, predictions[TICKET_ID], quarantined)
     size = 1 + max(int(codes.max(initial=-1)) for codes in (wanted, predicted, put_aside))
-    rows, had = np.bincount(wanted, minlength=size), np.bincount(predicted, minlength=size)
+    due, had = np.bincount(wanted, minlength=size), np.bincount(predicted, minlength=size)
     nth = np.minimum(had, 1)[put_aside] + _occurrence(put_aside) + 1
     first = _occurrence(predicted) == 0
     names = pl.Series(OUTCOME, [PREDICTED, QUARANTINED, DOUBLED, STRANGE])
-    outcome = names[np.select([rows[predicted] == 0, ~first], [3, 2], 0)]
-    outcome_aside = names[np.select([rows[put_aside] == 0, nth > rows[put_aside]], [3, 2], 1)]
-    missing = rows - had - np.bincount(put_aside, minlength=size)
+    outcome = names[np.select([due[predicted] == 0, ~first], [3, 2], 0)]
+    outcome_aside = names[np.select([due[put_aside] == 0, nth > due[put_aside]], [3, 2], 1)]
+    missing = due - had - np.bincount(put_aside, minlength=size)
     lost = expected.filter(pl.Series(_occurrence(wanted) < missing[wanted])).alias(TICKET_ID)
     return pl.concat(
         [

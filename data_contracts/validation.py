@@ -50,7 +50,7 @@ def run_suite(
         result = context.validation_definitions.add(definition).run(
             batch_parameters={"dataframe": arrow_backed(table.select(_columns(suite, table)))},
             expectation_parameters=parameters,
-            result_format={"result_format": "SUMMARY", "partial_unexpected_count": MOST_EXAMPLES},
+            result_format={"result_format": "COMPLETE", "partial_unexpected_count": MOST_EXAMPLES},
         )
         result.results.sort(key=lambda item: item.expectation_config.meta["place"])
         report = ContractReport(
@@ -58,6 +58,7 @@ def run_suite(
             expectations=tuple(_plain(item, table[TICKET_ID]) for item in result.results),
             parameters=parameters,
             suite=suite,
+            broken_rows=_take_broken_rows(result.results),
         )
         if folder is None:
             return report
@@ -168,6 +169,20 @@ def _plain(item: "ExpectationValidationResult", ids: pl.Series) -> ExpectationRe
         unexpected=int(result.get("unexpected_count") or 0),
         example_ids=tuple(examples[:MOST_EXAMPLES]),
     )
+
+
+def _take_broken_rows(results: "list[ExpectationValidationResult]") -> dict[int, str]:
+    """Places of rows that break what stops the run; the long lists leave the results, pages show a few values."""
+    broken: dict[int, str] = {}
+    for item in results:
+        severity = str(getattr(item.expectation_config.severity, "value", item.expectation_config.severity))
+        item.result.pop("unexpected_list", None)
+        places = item.result.pop("unexpected_index_list", None) or []
+        if not item.success and severity == CRITICAL:
+            for place in places:
+                if isinstance(place, int):
+                    broken.setdefault(place, item.expectation_config.meta["title"])
+    return broken
 
 
 def _observed(item: "ExpectationValidationResult") -> str:

@@ -56,7 +56,7 @@ _SHOWN_COLUMNS = 8
 class ReadSummary:
     """What reading a table gave.
 
-    ``reasons`` counts the quarantined rows by reason, zeros included. ``text_characters`` holds ``min``, ``mean``,
+    ``rows`` is the table's own count. ``reasons`` counts the quarantined rows by reason, zeros included. ``text_characters`` holds ``min``, ``mean``,
     ``p95`` and ``max`` of the tickets' text lengths in characters, zeros if there are none.
     """
 
@@ -96,7 +96,10 @@ def read_tickets(
     """
     table = open_table(source)
     texts = _check_columns(table, id_column, text_columns)
+    rows = table.count_rows() if limit is None else min(limit, table.count_rows())
     ids = table.read([id_column], rows=limit).to_series().alias("id")  # Series methods take ^x$ for a pattern
+    if len(ids) != rows:
+        raise InputError(f"{table.name} gave {len(ids)} of its {rows} rows. Run again when nothing writes to it.")
     repeated = ids.is_first_distinct().not_()
     rejected, lengths = [], []
     empty = _judge(table.schema.to_frame(), id_column, texts, repeated=repeated.clear(), start=0)
@@ -113,7 +116,7 @@ def read_tickets(
     unread.write_parquet(folder / UNREAD_FILE)
     write_quarantine(table, folder, unread)
     return ReadSummary(
-        rows=len(ids),
+        rows=rows,
         tickets=len(ids) - len(unread),
         quarantined=len(unread),
         reasons={

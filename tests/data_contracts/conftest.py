@@ -16,7 +16,8 @@ from ticket_engine.reading import ReadSummary, quarantine_late, read_tickets
 from ticket_engine.results import decide
 from ticket_engine.schemas import LABEL, LOG_PROBS, PREDICTIONS_FILE, QUARANTINE_FILE, predictions_schema
 from ticket_engine.settings import RunSettings
-from ticket_engine.spot_check import SpotCheck, choose_sample, compare
+from ticket_engine.spot_check import SpotCheck, compare
+from ticket_engine.spot_sample import choose_sample
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data" / "tickets"

@@ -10,10 +10,13 @@ import pytest
 
 from data_contracts.checks import check_predictions, check_tickets
 from data_contracts.reports import ContractReport
+from data_contracts.suites import read_suite
 from ticket_engine.errors import SettingsError
 from ticket_engine.schemas import LOG_PROBS
-from ticket_engine.spot_check import choose_sample, compare
+from ticket_engine.spot_check import compare
+from ticket_engine.spot_sample import choose_sample
 
+ROOT = Path(__file__).parents[2]
 INCOMING = ContractReport("tickets", ())
 
 
@@ -315,3 +318,61 @@ def test_a_fault_in_the_output_suite_shows_before_the_model_runs(finished_run, o
     run = finished_run(rows=10).with_settings(predictions_contract=str(path))
     with pytest.raises(SettingsError, match="'max_share' in 'largest label share'"):
         check_tickets(run.folder, run.settings, run.summary)
+
+
+def lose_rows(run, name: str, rows: int) -> None:
+    """What a fault of the reader or of a later stage would do to a file of the run."""
+    frame = pl.read_parquet(run.folder / name)
+    frame.head(len(frame) - rows).write_parquet(run.folder / name)
+
+
+def test_rows_lost_while_reading_break_both_contracts_though_no_file_of_the_run_knows_them(finished_run):
+    run = finished_run(rows=40)
+    lost = pl.read_parquet(run.folder / "tickets.parquet")["ticket_id"].tail(5)
+    lose_rows(run, "tickets.parquet", 5)
+    lose_rows(run, "tokens.parquet", 5)
+    predictions = run.predictions()
+    run.with_predictions(predictions.filter(~pl.col("ticket_id").is_in(lost.implode())))
+    incoming = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(incoming) == ["every row was read"]
+    report = check_predictions(run.folder, run.settings, run.checked, incoming, run.summary.rows)
+    assert failed(report) == ["coverage"]
+    coverage = report.expectations[0]
+    assert coverage.unexpected == 5
+    assert "5 of 40" in coverage.observed
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"type": "expect_column_values_to_be_between", "kwargs": {"column": "characters", "max_value": 60}}, "short"),
+        ({"parameters": {"max_truncated_rate": 0.0, "min_rows_for_shares": 1}}, "truncated rate"),
+        ({"parameters": {"max_same_length_rate": 0.0, "min_rows_for_shares": 1}}, "text lengths not collapsed"),
+    ],
+)
+def test_a_refused_table_has_the_rows_that_it_was_refused_for_in_its_quarantine(finished_run, tmp_path, change, name):
+    run = finished_run("cfpb_complaints")
+    if "type" in change:
+        suite = read_suite(ROOT / "data_contracts" / "tickets.json")
+        suite["expectations"].append(change | {"meta": {"title": name}})
+        (tmp_path / "own.json").write_text(json.dumps(suite), encoding="utf-8")
+        run = run.with_settings(tickets_contract=str(tmp_path / "own.json"))
+    else:
+        run = run.with_settings(contract_parameters=change["parameters"])
+    before = run.quarantine()
+    report = check_tickets(run.folder, run.settings, run.summary)
+    assert failed(report) == [name]
+    added = run.quarantine().filter(pl.col("reason") == f"refused: {name}")
+    assert len(run.quarantine()) == len(added) + len(before.filter(pl.col("reason") == "no text"))
+    table = pl.read_parquet(run.folder / "tickets.parquet")
+    lengths = table["text"].str.len_chars()
+    expected = {
+        "short": table.filter(lengths > 60),
+        "truncated rate": table.join(
+            pl.read_parquet(run.folder / "tokens.parquet").filter("is_truncated"), on="ticket_id", how="semi"
+        ),
+        "text lengths not collapsed": table.filter(lengths == lengths.mode().min()),
+    }[name]
+    assert 0 < len(added) == len(expected)
+    assert set(added["ticket_id"]) == set(expected["ticket_id"])
+    assert added["body"].null_count() == 0

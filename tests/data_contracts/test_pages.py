@@ -10,7 +10,8 @@ import pytest
 
 from data_contracts.checks import check_predictions, check_tickets
 from data_contracts.overview import write_overview
-from ticket_engine.spot_check import choose_sample, compare
+from ticket_engine.spot_check import compare
+from ticket_engine.spot_sample import choose_sample
 
 OUTSIDE = re.compile(r"""(?:src|href|url|action)\s*[=(]\s*["']?\s*(?:https?:)?//""", re.IGNORECASE)
 LOADING_TAGS = {"script", "img", "iframe", "object", "embed", "video", "audio", "base", "form"}

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from ticket_engine.schemas import LOG_PROBS, PREDICTIONS_FILE
-from ticket_engine.spot_check import choose_sample
+from ticket_engine.spot_sample import choose_sample
 
 Run = Callable[..., tuple[int, str, str]]
 ROWS, SPOT_CHECK = 160, 16

@@ -16,7 +16,8 @@ from ticket_engine.engine_spec import read_spec
 from ticket_engine.errors import ScoringError
 from ticket_engine.results import GatherSummary
 from ticket_engine.schemas import predictions_schema
-from ticket_engine.spot_check import choose_sample, compare
+from ticket_engine.spot_check import compare
+from ticket_engine.spot_sample import choose_sample
 
 SINGLE = ("billing", "delivery", "returns", "account")
 BRANCHING = ("account", "account access", "account closure", "billing")
