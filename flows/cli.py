@@ -137,7 +137,8 @@ def _head_lines(manifest: dict) -> list[tuple[str, str]]:
         )
         lines.append(("head", f"{shares}; {head['share_of_full_depth']:.0%} of the work of {head['layers']} layers"))
     if review["needs_review"] is not None:
-        lines.append(("review", f"{review['needs_review']} tickets for people in review.parquet"))
+        words = f"{review['needs_review']} tickets for people in review.parquet; {review['review_words']}"
+        lines.append(("review", words))
     return lines
 
 

@@ -1,5 +1,6 @@
 """Evaluate: a run's labels against labels that people gave. One task a stage, one engine call a task."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,18 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from ticket_engine.answers import PAGE_FILE, read_answers, right_on, write_evaluation
+from ticket_engine.answers import PAGE_FILE, count_fitted, read_answers, right_on, write_evaluation
 from ticket_engine.evaluate_settings import EvaluateSettings
-from ticket_engine.evaluation import Comparison, Evaluation, Share, compare_answers, evaluate, plain_words, share
+from ticket_engine.evaluation import (
+    Comparison,
+    Evaluation,
+    Share,
+    compare_answers,
+    evaluate,
+    fitted_words,
+    plain_words,
+    share,
+)
 from ticket_engine.evaluation_page import data_uri, draw_pictures, page, summary_rows
 
 Compared = dict[str, tuple[Share, Comparison]]
@@ -20,6 +30,7 @@ def score(settings: EvaluateSettings) -> Evaluation:
     """Scores of the run."""
     answers = _answers(settings, settings.predictions)
     evaluation = evaluate(answers.joined, answers.labels, answers.missing)
+    evaluation = replace(evaluation, fitted=count_fitted(settings.predictions, answers))
     get_run_logger().info("%d tickets, accuracy %s", evaluation.tickets, evaluation.accuracy)
     return evaluation
 
@@ -73,7 +84,7 @@ def show(evaluation: Evaluation, compared: Compared, pictures: dict[str, bytes])
 
 def lines(evaluation: Evaluation, compared: Compared) -> list[str]:
     """An evaluation in words, one line a fact."""
-    made = [plain_words(evaluation)]
+    made = [plain_words(evaluation), *filter(None, [fitted_words(evaluation)])]
     made += [f"{name}: {value}" for name, value in summary_rows(evaluation)]
     for name, (accuracy, comparison) in compared.items():
         made.append(f"{name}: accuracy {accuracy}, this run {comparison.difference:+.3f}, p = {comparison.chance:.3g}")

@@ -12,6 +12,7 @@ from ticket_engine.fit_settings import FitSettings
 from ticket_engine.head_files import put_head, save_head
 from ticket_engine.labelled import LabelledSummary, read_labelled
 from ticket_engine.labels import read_labels
+from ticket_engine.learnability import CHANCE
 from ticket_engine.tokenization import TokenizeSummary
 
 STAGED = "head"
@@ -126,10 +127,20 @@ def report_lines(report: dict) -> list[str]:
         lines.append(f"stage      depth {stage['depth']} of {report['layers']}: {decides}")
     if "share_of_full_depth" in report:
         lines.append(f"cost       {report['share_of_full_depth']:.0%} of the layers that full depth runs")
-    if report["chance_of_random_labels"] is None:
-        lines.append("unproven   too few labelled tickets to measure anything")
-    elif report["chance_of_random_labels"] > 0.01:
+    chance, few = report["chance_of_random_labels"], report["labelled_tickets"] < report["fewest_to_judge"]
+    if chance is None or (chance > CHANCE and few):
+        lines.append(
+            f"unproven   whether anything can be learnt cannot be judged below {report['fewest_to_judge']} labelled tickets"
+        )
+    elif chance > CHANCE:
         lines.append("unproven   labels in random order fit these texts about as well; more rows are needed")
+    promise = report["promise"]
+    lines.append(
+        f"promise    a precision promised later rests on {promise['held_out_tickets']} held-out tickets that chose nothing, "
+        f"at {promise['confidence']:.0%} confidence"
+        if promise["held_out_tickets"]
+        else "promise    too few labelled tickets to promise a precision"
+    )
     lines.append("seconds    " + json.dumps(report["seconds"]))
     return lines
 

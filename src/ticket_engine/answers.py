@@ -9,10 +9,13 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from ticket_engine.errors import InputError, OutputError, SettingsError
+from ticket_engine.errors import HeadError, InputError, OutputError, SettingsError
 from ticket_engine.evaluation import Comparison, Evaluation, Share
+from ticket_engine.fitted_texts import hash_texts
+from ticket_engine.head_files import load_head
 from ticket_engine.ownership import EVALUATION, check_ours, mark
-from ticket_engine.schemas import LABEL, LOG_PROBS, PREDICTIONS_FILE, PROBABILITY
+from ticket_engine.publish import read_manifest
+from ticket_engine.schemas import LABEL, LOG_PROBS, MANIFEST_FILE, PREDICTIONS_FILE, PROBABILITY
 from ticket_engine.sources import open_table
 
 EVALUATION_FILE: Final = "evaluation.json"
@@ -69,6 +72,26 @@ def read_answers(
         )
     extra = sorted(set(joined["gold"].unique()) - set(known))
     return Answers(joined, (*known, *extra), len(truth) - len(joined))
+
+
+def count_fitted(predictions: str, answers: Answers) -> int | None:
+    """How many of these tickets the run's head was fitted on; None where that cannot be told.
+
+    Args:
+        predictions: A published folder with its manifest.
+        answers: With the tickets' texts.
+    """
+    folder = Path(predictions)
+    if not (folder / MANIFEST_FILE).is_file() or answers.joined["text"].null_count():
+        return None
+    used = read_manifest(folder).get("head")
+    if not used:
+        return 0
+    try:
+        head = load_head(used["folder"], used["sha256"])
+    except HeadError:
+        return None
+    return int(np.isin(hash_texts(answers.joined["text"].to_list()), head.fitted_texts).sum())
 
 
 def right_on(answers: Answers, other: Answers) -> tuple[np.ndarray, np.ndarray]:

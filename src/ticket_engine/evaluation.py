@@ -64,6 +64,7 @@ class Evaluation:
     Attributes:
         missing: Gold rows without a prediction; they count in no score.
         confusion: Tickets, ``[gold][predicted]`` in the order of ``labels``.
+        fitted: Tickets that the run's head was fitted on: their labels were known. None where that cannot be told.
         largest: The commonest gold label and its share, what always answering it would score.
     """
 
@@ -80,6 +81,7 @@ class Evaluation:
     review: tuple[ReviewPoint, ...]
     groups: dict[str, Share]
     largest: tuple[str, float]
+    fitted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,16 @@ def compare_answers(first: np.ndarray, second: np.ndarray) -> Comparison:
     apart = only_first + only_second
     chance = float(stats.binomtest(only_first, apart).pvalue) if apart else 1.0
     return Comparison(only_first, only_second, (only_first - only_second) / max(len(first), 1), chance)
+
+
+def fitted_words(evaluation: Evaluation) -> str:
+    """A warning where tickets were fitting rows of the run's head; empty where none was, or it cannot be told."""
+    if not evaluation.fitted:
+        return ""
+    return (
+        f"Warning: {evaluation.fitted} of these {evaluation.tickets} tickets were fitting rows of the run's head. Their labels "
+        "were known to it, so new tickets will be labelled less well. Evaluate on tickets that it has not seen."
+    )
 
 
 def plain_words(evaluation: Evaluation) -> str:

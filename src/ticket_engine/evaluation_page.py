@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ticket_engine.evaluation import Comparison, Evaluation, Share, plain_words
+from ticket_engine.evaluation import Comparison, Evaluation, Share, fitted_words, plain_words
 
 MOST_NUMBERED = 20
 STYLE = (
@@ -46,6 +46,7 @@ def page(
     groups = [(name, scores.tickets, scores) for name, scores in evaluation.groups.items()]
     parts = [
         f"<p class=words>{html.escape(plain_words(evaluation))}</p>",
+        f"<p class=words>{html.escape(fitted_words(evaluation))}</p>",
         table(("", "value"), summary_rows(evaluation)),
         "<h2>Other answers to the same tickets</h2>" if against else "",
         table(("answers", "accuracy", "this run less them", "only here", "only there", "p"), against),

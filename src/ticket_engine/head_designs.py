@@ -12,6 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from ticket_engine.calibration import best_log_loss
+from ticket_engine.fitted_texts import same_text
 from ticket_engine.heads import LAST, MEAN, Block, Scaling, Stage, fit_scaling, scaled
 from ticket_engine.lexical import Lexicon, fit_lexicon, lexical_features
 from ticket_engine.ridge import ROWS_OF_A_STRENGTH, RidgeFit, decompose, fit_ridge, one_hot
@@ -47,6 +48,12 @@ class FittingRows:
     def keep(self, blocks: Sequence[Block]) -> "FittingRows":
         """All rows with these blocks only."""
         return FittingRows(self.texts, self.label_indices, {block: self.hidden[block] for block in blocks})
+
+
+def without_texts(rows: FittingRows, texts: Sequence[str]) -> FittingRows:
+    """The rows whose text is none of some others: an example of the labels file may be a held-out ticket."""
+    taken = set(map(same_text, texts))
+    return rows.take(np.array([row for row, text in enumerate(rows.texts) if same_text(text) not in taken], dtype=int))
 
 
 @dataclass(frozen=True, slots=True)

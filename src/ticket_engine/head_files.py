@@ -1,7 +1,8 @@
 """A head on disk: ``head.safetensors`` with the numbers, ``head.json`` with what they mean and their hash.
 
-No ticket text and no row of the fitting table is kept: weights, hash bins, means and deviations, and
-the confidences of held-out rows without their ids.
+No ticket text and no row of the fitting table is kept: weights, hash bins, means and deviations, the
+confidences of held-out rows without their ids, and a hash of each labelled text, by which an evaluation
+tells whether it asks about tickets that the head has seen.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from ticket_engine.heads import Block, Head, HeadIdentity, Scaling, Stage
 from ticket_engine.lexical import Lexicon
 from ticket_engine.ownership import HEAD, check_ours, mark, remove_ours
 
-HEAD_VERSION = 1
+HEAD_VERSION = 2
 ARRAYS_FILE, TEXT_FILE = "head.safetensors", "head.json"
 
 
@@ -151,6 +152,7 @@ def _arrays(head: Head) -> dict[str, np.ndarray]:
         "lexicon.character_idf": head.lexicon.character_idf,
         "held_out.confidence": head.held_out_confidence.astype(np.float32),
         "held_out.correct": head.held_out_correct.astype(np.uint8),
+        "fitted.texts": head.fitted_texts.astype(np.uint64),
     }
     for block, scaling in head.scalings.items():
         arrays[f"scaling.{block.key}.mean"] = scaling.mean
@@ -209,6 +211,7 @@ def _head(description: dict, arrays: dict[str, np.ndarray]) -> Head:
         stages=tuple(stages),
         held_out_confidence=arrays["held_out.confidence"],
         held_out_correct=arrays["held_out.correct"].astype(bool),
+        fitted_texts=arrays["fitted.texts"],
         report=description["report"],
     )
 

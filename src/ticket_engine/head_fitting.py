@@ -6,8 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ticket_engine.calibration import exit_threshold, expected_calibration_error, fit_temperature, log_softmax
+from ticket_engine.calibration import (
+    PROMISE_CONFIDENCE,
+    exit_threshold,
+    expected_calibration_error,
+    fit_temperature,
+    log_softmax,
+)
 from ticket_engine.errors import HeadError, SettingsError
+from ticket_engine.fitted_texts import hash_texts
 from ticket_engine.head_designs import (
     FEW_ROWS,
     NEVER,
@@ -17,6 +24,7 @@ from ticket_engine.head_designs import (
     fit_stage,
     make_design,
     raw_scores,
+    without_texts,
 )
 from ticket_engine.heads import Block, Head, HeadIdentity, Stage
 from ticket_engine.learnability import CHANCE, chance_of_random_labels, unlearnable_words
@@ -25,7 +33,9 @@ FOLDS = 5
 MOST_HELD_OUT = 2000  # rows that are held out in turn; with more labels the rest only trains
 MOST_ROWS = 5000
 FEWEST_ROWS = 10  # below, nothing can be measured: no temperature, no thresholds
-DEPTH_ROWS = 200  # below, depths cannot be told apart (100 rows: auto 0.709, deepest 0.728): auto takes the deepest
+PROVING_SHARE = 3  # one held-out row in three chooses nothing: a promised precision rests on these alone
+FEWEST_PROVING = 90  # held-out rows below which none is set apart: 30 could promise next to nothing
+DEPTH_ROWS = 133  # choosing rows (of 200) below which depths cannot be told apart (100 rows: auto 0.709, deepest 0.728)
 UNMEASURED_TEMPERATURE = 10.0  # best without labels on seven sets: 6 to 19, mean 11
 LEAST_LEAVING = 0.05
 
@@ -72,12 +82,19 @@ class HeldOut:
         log_probs: Calibrated, float64 ``(rows, labels)`` a depth.
         temperatures: One a depth.
         truth: int64 ``(rows,)``.
+        proving: Rows that chose nothing, no temperature, depth or threshold, bool ``(rows,)``.
     """
 
     rows: np.ndarray
     log_probs: Mapping[int, np.ndarray]
     temperatures: Mapping[int, float]
     truth: np.ndarray
+    proving: np.ndarray
+
+    def part(self, picked: np.ndarray) -> "HeldOut":
+        """Some of the rows."""
+        log_probs = {depth: values[picked] for depth, values in self.log_probs.items()}
+        return HeldOut(self.rows[picked], log_probs, self.temperatures, self.truth[picked], self.proving[picked])
 
     def loss(self, depth: int) -> np.ndarray:
         """Minus the log-probability of the true label, ``(rows,)``."""
@@ -118,18 +135,22 @@ def fit_head(
     if len(labelled.texts) + len(background.texts) < 2:
         raise HeadError("Fitting needs at least 2 tickets, better 20 or more, labelled or not. None were given.")
     design = make_design(labelled, label_rows, len(labels), background)
+    apart = make_design(labelled, without_texts(label_rows, labelled.texts), len(labels), background)
     held_out = hold_out(labelled, label_rows, background, labels=len(labels), rule=rule) if enough else None
-    last = choose_depth(held_out, rule)
-    chance = chance_of_random_labels(design, rule.blocks(last), rule.seed) if enough else None
+    choosing = held_out.part(~held_out.proving) if held_out else None
+    last = choose_depth(choosing, rule)
+    chance = chance_of_random_labels(apart, rule.blocks(last), rule.seed) if enough else None
     if chance is not None and chance > CHANCE and len(labelled.texts) >= FEW_ROWS and not rule.unproven:
         raise HeadError(unlearnable_words(labelled.label_indices, labels, float(held_out.correct(last).mean())))
-    thresholds = choose_thresholds(held_out, last, rule)
+    thresholds = choose_thresholds(choosing, last, rule)
     stages = []
     for depth, threshold in thresholds.items():
         stage, _ = fit_stage(design, depth, rule.blocks(depth), rule.seed)
         temperature = held_out.temperatures[depth] if held_out else UNMEASURED_TEMPERATURE
         stages.append(_finished(stage, temperature, threshold))
-    confidence, correct, leaving = staged_answers(held_out, thresholds)
+    proving = held_out.part(held_out.proving) if held_out and held_out.proving.any() else None
+    confidence, correct, _ = staged_answers(proving, thresholds)
+    _, _, leaving = staged_answers(held_out, thresholds)
     used = {block for stage in stages for block in stage.hidden_weights}
     return Head(
         labels=tuple(labels),
@@ -139,6 +160,7 @@ def fit_head(
         stages=tuple(stages),
         held_out_confidence=confidence.astype(np.float32),
         held_out_correct=correct,
+        fitted_texts=np.unique(hash_texts(labelled.texts)),
         report=_report(labelled, labels, held_out, chance=chance, leaving=leaving, rule=rule),
     )
 
@@ -155,15 +177,18 @@ def hold_out(
     for fold in range(fold_of.max() + 1):
         inside = fold_of == fold
         kept = np.setdiff1d(np.arange(len(tickets.texts)), rows[inside])
-        design = make_design(tickets.take(kept), label_rows, labels, background)
         left = tickets.take(rows[inside])
+        design = make_design(tickets.take(kept), without_texts(label_rows, left.texts), labels, background)
         for depth in depths:
             stage, _ = fit_stage(design, depth, rule.blocks(depth), rule.seed)
             scores[depth][inside] = raw_scores(stage, design, left)
     truth = tickets.label_indices[rows]
-    temperatures = {depth: fit_temperature(values, truth) for depth, values in scores.items()}
+    proving = np.zeros(len(rows), dtype=bool)
+    if len(rows) >= FEWEST_PROVING:
+        proving[rng.permutation(len(rows))[: len(rows) // PROVING_SHARE]] = True
+    temperatures = {depth: fit_temperature(values[~proving], truth[~proving]) for depth, values in scores.items()}
     log_probs = {depth: log_softmax(temperatures[depth] * values) for depth, values in scores.items()}
-    return HeldOut(rows, log_probs, temperatures, truth)
+    return HeldOut(rows, log_probs, temperatures, truth, proving)
 
 
 def choose_depth(held_out: HeldOut | None, rule: FitRule) -> int:
@@ -265,6 +290,11 @@ def _report(tickets, labels, held_out: HeldOut | None, *, chance, leaving, rule:
         "layers": rule.layers,
         "depth_rule": rule.depth,
         "chance_of_random_labels": chance,
+        "fewest_to_judge": FEW_ROWS,
+        "promise": {
+            "held_out_tickets": int(held_out.proving.sum()) if held_out else 0,
+            "confidence": PROMISE_CONFIDENCE,
+        },
     }
     if held_out is None:
         return made

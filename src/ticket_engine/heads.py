@@ -88,8 +88,9 @@ class Head:
         lexicon: Of the lexical features.
         scalings: One a block.
         stages: By growing depth; the last decides every ticket.
-        held_out_confidence: Confidence of the staged decision on held-out fitting tickets, float32.
+        held_out_confidence: Confidence of the staged decision on held-out fitting tickets that chose nothing, float32.
         held_out_correct: Whether it was right there, bool.
+        fitted_texts: Hashes of the labelled texts that it was fitted on, see `fitted_texts.hash_texts`; growing.
         report: What fitting measured, for people and manifests.
     """
 
@@ -100,6 +101,7 @@ class Head:
     stages: tuple[Stage, ...]
     held_out_confidence: np.ndarray
     held_out_correct: np.ndarray
+    fitted_texts: np.ndarray
     report: Mapping[str, object]
 
     @property

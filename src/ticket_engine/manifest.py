@@ -47,7 +47,7 @@ def make_manifest(settings: RunSettings, folder: Path, results: list[dict], seco
         "labels_sha256": spec.labels_hash,
         "score_key": spec.score_key,
         "head": _head(spec, counts) if spec.head else None,
-        "review": {key: counts[key] for key in ("needs_review", "review_threshold")},
+        "review": {key: counts[key] for key in ("needs_review", "review_threshold", "review_words")},
         "execution": spec.execution,
         "execution_reason": spec.execution_reason,
         "prefix_cache": spec.prefix_cache,

@@ -33,7 +33,8 @@ class GatherSummary:
         label_counts: Predictions a label.
         stage_counts: Predictions by the layers after which a head decided them; empty without a head.
         needs_review: Predictions that people should look at, None where nothing was promised.
-        review_threshold: Probability below which they should, None where nothing was promised.
+        review_threshold: Probability below which they should, None where nothing was promised or can be.
+        review_words: What was promised, or why it cannot be.
     """
 
     predictions: int
@@ -42,6 +43,7 @@ class GatherSummary:
     stage_counts: dict[str, int]
     needs_review: int | None = None
     review_threshold: float | None = None
+    review_words: str = ""
 
 
 def decide(log_probs: np.ndarray, labels: tuple[str, ...]) -> pl.DataFrame:

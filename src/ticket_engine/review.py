@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from ticket_engine.calibration import budget_threshold, precision_threshold
+from ticket_engine.calibration import PROMISE_CONFIDENCE, budget_threshold, precision_threshold
 from ticket_engine.errors import SettingsError
 from ticket_engine.heads import Head
 from ticket_engine.schemas import LABEL, LOG_PROBS, PROBABILITY
@@ -40,19 +40,31 @@ class ReviewRule:
             raise SettingsError("A promised precision and a review budget exclude each other. Give one of them.")
 
 
-def choose_review(head: Head | None, confidence: np.ndarray, rule: ReviewRule) -> tuple[np.ndarray, float | None]:
+@dataclass(frozen=True, slots=True)
+class ReviewChoice:
+    """Which tickets need a look.
+
+    Attributes:
+        needed: bool ``(tickets,)``.
+        threshold: Confidence below which they do; None where nothing was promised or nothing can be.
+        words: What was promised, or why it cannot be; empty where nothing was asked.
+    """
+
+    needed: np.ndarray
+    threshold: float | None
+    words: str
+
+
+def choose_review(head: Head | None, confidence: np.ndarray, rule: ReviewRule) -> ReviewChoice:
     """Which tickets of a run need a look, and the confidence below which they do.
 
-    A promised precision uses what the head showed on held-out fitting tickets, so each ticket is judged by
-    itself; where no confidence keeps it, all tickets need a look. A budget ranks the run's own tickets.
+    A promised precision uses what the head showed on held-out fitting tickets that chose nothing, so each ticket is
+    judged by itself; where no confidence keeps it, all tickets need a look. A budget ranks the run's own tickets.
 
     Args:
         head: With its held-out answers; a budget needs none.
         confidence: Highest label probability a ticket, ``(tickets,)``.
         rule: What was promised; with neither, no ticket needs a look.
-
-    Returns:
-        bool ``(tickets,)`` and the threshold, None where nothing was promised.
 
     Raises:
         SettingsError: A precision was promised without a head.
@@ -61,12 +73,22 @@ def choose_review(head: Head | None, confidence: np.ndarray, rule: ReviewRule) -
         if head is None:
             raise SettingsError("A promised precision needs a fitted head. Give one, or set a review budget instead.")
         threshold = precision_threshold(head.held_out_confidence, head.held_out_correct, rule.precision)
-        threshold = float("inf") if threshold is None else threshold
-    elif rule.budget is not None:
+        rows = len(head.held_out_correct)
+        if threshold is None:
+            words = (
+                f"a precision of {rule.precision:g} cannot be promised with {rows} held-out tickets: all need a look"
+            )
+            return ReviewChoice(np.ones(len(confidence), dtype=bool), None, words)
+        words = (
+            f"of the labels that nobody looks at {rule.precision:g} are right, with {PROMISE_CONFIDENCE:.0%} confidence "
+            f"by {rows} held-out tickets"
+        )
+        return ReviewChoice(confidence < threshold, threshold, words)
+    if rule.budget is not None:
         threshold = budget_threshold(confidence, rule.budget)
-    else:
-        return np.zeros(len(confidence), dtype=bool), None
-    return confidence < threshold, threshold
+        finite = threshold if np.isfinite(threshold) else None
+        return ReviewChoice(confidence < threshold, finite, f"the least sure {rule.budget:.0%}")
+    return ReviewChoice(np.zeros(len(confidence), dtype=bool), None, "")
 
 
 def review_rows(predictions: pl.DataFrame, needs_review: np.ndarray, texts: pl.DataFrame) -> pl.DataFrame:

@@ -170,13 +170,16 @@ def gather(
     summary = summarise(predictions, failed, spec.labels)
     if rule is not None and rule.is_given:
         head = load_head(spec.head, spec.head_hash) if spec.head else None
-        review, threshold = choose_review(head, predictions[PROBABILITY].to_numpy(), rule)
+        choice = choose_review(head, predictions[PROBABILITY].to_numpy(), rule)
+        review = choice.needed
         places = tokens.select(pl.nth(0), INPUT_INDEX)
         places = places.join(predictions.filter(review).select(pl.nth(0)), on=places.columns[0], how="semi")
         texts = read_texts(source, places, text_columns)
         review_rows(predictions, review, texts).write_parquet(folder / REVIEW_FILE)
         predictions = predictions.with_columns(pl.Series(NEEDS_REVIEW, review, dtype=pl.Boolean))
-        summary = replace(summary, needs_review=int(review.sum()), review_threshold=threshold)
+        summary = replace(
+            summary, needs_review=int(review.sum()), review_threshold=choice.threshold, review_words=choice.words
+        )
     predictions.write_parquet(folder / PREDICTIONS_FILE)
     late = pl.read_parquet(folder / REJECTED, columns=[INPUT_INDEX, REASON], glob=False)
     pl.concat([late, failed]).sort(INPUT_INDEX).write_parquet(folder / FAILED)

@@ -180,10 +180,40 @@ def test_a_review_budget_marks_the_least_sure_tickets_and_lists_them_by_value(
 def test_a_promised_precision_leaves_unmarked_only_tickets_that_keep_it_on_held_out_rows(
     run_head: Callable, head: Path, tmp_path: Path
 ) -> None:
-    run_head(review_precision=0.9)
+    _, printed, _ = run_head(review_precision=0.8)
     made = pl.read_parquet(tmp_path / "out" / "predictions.parquet")
-    threshold = manifest_of(tmp_path / "out")["review"]["review_threshold"]
-    assert (made["needs_review"] == (made["probability"] < threshold)).all()
+    review = manifest_of(tmp_path / "out")["review"]
     fitted = load_head(head)
-    kept = fitted.held_out_confidence >= threshold
-    assert fitted.held_out_correct[kept].mean() >= 0.9
+    if review["review_threshold"] is None:
+        assert "cannot be promised with 50 held-out tickets" in printed
+        assert made["needs_review"].all()
+        return
+    assert (made["needs_review"] == (made["probability"] < review["review_threshold"])).all()
+    assert "0.8 are right, with 80% confidence by 50 held-out tickets" in printed
+    kept = fitted.held_out_confidence >= review["review_threshold"]
+    assert fitted.held_out_correct[kept].mean() >= 0.8
+
+
+def test_a_precision_that_cannot_be_promised_is_said_and_sends_every_ticket_to_people(
+    run_head: Callable, tmp_path: Path
+) -> None:
+    code, printed, _ = run_head(review_precision=0.99)
+    assert code == 0
+    assert "a precision of 0.99 cannot be promised with 50 held-out tickets" in printed
+    assert pl.read_parquet(tmp_path / "out" / "predictions.parquet")["needs_review"].all()
+    assert manifest_of(tmp_path / "out")["review"]["review_threshold"] is None
+
+
+def test_an_evaluation_says_how_many_tickets_the_head_was_fitted_on(run_head: Callable, tmp_path: Path) -> None:
+    from tasks.evaluate import lines, score
+    from ticket_engine.evaluate_settings import EvaluateSettings
+
+    both = pl.concat([make_tickets(150, 0).head(30), make_tickets(120, 1)])
+    both.write_parquet(tmp_path / "gold.parquet")
+    run_head(input=tmp_path / "gold.parquet")
+    settings = EvaluateSettings(predictions=str(tmp_path / "out"), gold=str(tmp_path / "gold.parquet"), output="x")
+    evaluation = score.fn(settings)
+    assert evaluation.fitted == 30
+    assert any("Warning: 30 of these 150 tickets were fitting rows" in line for line in lines(evaluation, {}))
+    make_tickets(120, 1).write_parquet(tmp_path / "new-gold.parquet")
+    assert score.fn(settings.model_copy(update={"gold": str(tmp_path / "new-gold.parquet")})).fitted == 0

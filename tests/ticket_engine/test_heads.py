@@ -133,7 +133,7 @@ def test_changed_numbers_are_refused(head: Head, tmp_path: Path) -> None:
         (lambda folder: (folder / ARRAYS_FILE).unlink(), "head.safetensors is missing"),
         (lambda folder: (folder / TEXT_FILE).write_text("{"), "cannot be read"),
         (lambda folder: (folder / TEXT_FILE).write_text('{"version": 99}'), "version 99"),
-        (lambda folder: (folder / TEXT_FILE).write_text('{"version": 1}'), "damaged"),
+        (lambda folder: (folder / TEXT_FILE).write_text('{"version": 2}'), "damaged"),
     ],
 )
 def test_a_broken_folder_is_refused_with_the_way_out(head: Head, tmp_path: Path, change, words: str) -> None:

@@ -25,30 +25,33 @@ def test_a_promised_precision_holds_on_new_tickets(head: Head) -> None:
     log_probs, _ = apply_head(head, lexical_features(rows.texts, head.lexicon), rows.hidden)
     right = log_probs.argmax(1) == rows.label_indices
     promised = right.mean() + 0.5 * (1 - right.mean())
-    needs, threshold = choose_review(head, np.exp(log_probs.max(1)), ReviewRule(precision=promised))
-    assert 0 < threshold < 1
+    choice = choose_review(head, np.exp(log_probs.max(1)), ReviewRule(precision=promised))
+    needs = choice.needed
+    assert 0 < choice.threshold < 1
+    assert "with 80% confidence by 166 held-out tickets" in choice.words
     assert 0.2 < (~needs).mean() < 1
     spread = np.sqrt(promised * (1 - promised) / (~needs).sum())
     assert right[~needs].mean() > promised - 3 * spread
 
 
 def test_a_budget_is_a_share_of_the_run(head: Head) -> None:
-    needs, _ = choose_review(head, np.linspace(0, 1, 50), ReviewRule(budget=0.1))
+    needs = choose_review(head, np.linspace(0, 1, 50), ReviewRule(budget=0.1)).needed
     assert needs.sum() == 5
     assert needs[:5].all()
 
 
 def test_without_a_promise_no_ticket_needs_a_look(head: Head) -> None:
-    needs, threshold = choose_review(head, np.linspace(0, 1, 50), ReviewRule())
-    assert not needs.any()
-    assert threshold is None
+    choice = choose_review(head, np.linspace(0, 1, 50), ReviewRule())
+    assert not choice.needed.any()
+    assert (choice.threshold, choice.words) == (None, "")
 
 
 def test_a_promise_that_cannot_be_kept_sends_everything_to_people(head: Head) -> None:
     poor = replace(head, held_out_correct=np.zeros(len(head.held_out_confidence), dtype=bool))
-    needs, threshold = choose_review(poor, np.ones(3), ReviewRule(precision=0.9))
-    assert needs.all()
-    assert threshold == float("inf")
+    choice = choose_review(poor, np.ones(3), ReviewRule(precision=0.9))
+    assert choice.needed.all()
+    assert choice.threshold is None
+    assert choice.words == "a precision of 0.9 cannot be promised with 166 held-out tickets: all need a look"
 
 
 def test_two_promises_exclude_each_other() -> None:
