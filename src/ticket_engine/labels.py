@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -72,11 +73,11 @@ def read_labels(path: str | Path) -> LabelSet:
             optionally ``instruction:`` and ``metadata:`` (free).
 
     Raises:
-        LabelsError: The file is missing, not YAML, has unknown keys, doubled names, doubled label
-            texts, or fewer than two labels.
+        LabelsError: The file is missing, not YAML, has unknown keys, doubled names or
+            label texts, names that people cannot tell apart or read, or fewer than two labels.
     """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeys)
     except FileNotFoundError:
         raise LabelsError(f"No labels file at {path}. Give a YAML file with --labels.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -93,13 +94,55 @@ def read_labels(path: str | Path) -> LabelSet:
             "Allowed: labels (two or more of name, description, examples), instruction, metadata."
         ) from error
     labels = tuple(
-        Label(entry.name, _spaced(entry.description), tuple(map(_spaced, entry.examples))) for entry in parsed.labels
+        Label(label_name(entry.name), _spaced(entry.description), tuple(map(_spaced, entry.examples)))
+        for entry in parsed.labels
     )
+    for label in labels:
+        _check_name(path, label.name)
     for kind, values in (("name", [x.name for x in labels]), ("text", [x.text for x in labels])):
         doubled = sorted({value for value in values if values.count(value) > 1})
         if doubled:
             raise LabelsError(f"The labels file {path} doubles the {kind} {doubled[0]!r}. Each must be unique.")
+    seen: dict[str, str] = {}
+    for label in labels:
+        other = seen.setdefault(_looks(label.name), label.name)
+        if other != label.name:
+            raise LabelsError(
+                f"The labels file {path} has the names {other!a} and {label.name!a}, which differ only by case, blanks or "
+                "characters that nobody sees. Rename one."
+            )
     return LabelSet(labels, parsed.instruction.strip())
+
+
+def label_name(text: str) -> str:
+    """A label's name as every reader takes it, from the labels file and from tables: without white space at its ends."""
+    return text.strip()
+
+
+def _check_name(path: str | Path, name: str) -> None:
+    hidden = [char for char in name if unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs")]
+    if hidden or not _looks(name):
+        what = f"a control character or line break (U+{ord(hidden[0]):04X})" if hidden else "nothing that can be seen"
+        raise LabelsError(f"The labels file {path} has a name with {what}: {name[:40]!a}. Use plain words.")
+
+
+def _looks(name: str) -> str:
+    """What people see of a name: no case, no blanks, no zero-width characters, one form of each letter."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return "".join(c for c in folded.replace("_", " ") if not c.isspace() and unicodedata.category(c) != "Cf")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which no key may stand twice; the last one would win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        doubled = [key for place, key in enumerate(keys) if key in keys[:place]]
+        if doubled:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {str(doubled[0])[:40]!r} stands twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 def _spaced(text: str) -> str:

@@ -18,7 +18,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from ticket_engine.errors import ModelError
+from ticket_engine.errors import LabelsError, ModelError
 from ticket_engine.labels import LabelSet
 
 if TYPE_CHECKING:
@@ -63,9 +63,11 @@ def build_prompt(tokenizer: "PreTrainedTokenizerBase", labels: LabelSet) -> Prom
     """The prompt of a label set for one tokenizer.
 
     Raises:
+        LabelsError: A label spells a special token, or the tokenizer takes two labels for the same.
         ModelError: The chat template does not show the ticket exactly once, or its pieces do not
             tokenize like the whole.
     """
+    _check_special(labels, _special_texts(tokenizer))
     before, after, closing = _render(tokenizer, system_text(labels))
     head_text, lead_text = _split_last(before, _special_texts(tokenizer))
     tail_text, rest_text = _split_first(after, _special_texts(tokenizer))
@@ -82,6 +84,7 @@ def build_prompt(tokenizer: "PreTrainedTokenizerBase", labels: LabelSet) -> Prom
     cue_text = rest_text or tail_text
     joint = "" if has_template else " "
     label_ids = tuple(_label_ids(tokenizer, cue_text, joint + label.text) for label in labels.labels)
+    _check_distinct(labels, label_ids)
     if not _is_prefix_free(label_ids):
         end = closing or ((tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ())
         if not end:
@@ -96,6 +99,33 @@ def build_prompt(tokenizer: "PreTrainedTokenizerBase", labels: LabelSet) -> Prom
         tail_text=tail_text,
         tail_ids=tail_ids,
     )
+
+
+def _check_special(labels: LabelSet, specials: tuple[str, ...]) -> None:
+    """Text that spells a special token would become one and change the prompt's structure."""
+    for label in labels.labels:
+        for what, text in (("name", label.text), ("name", label.name), ("description", label.description)):
+            found = next((special for special in specials if special and special in text), None)
+            if found:
+                raise LabelsError(
+                    f"The {what} of the label {label.name[:40]!r} spells {found!r}, a special token of this model. Rename it."
+                )
+    texts = [labels.instruction, *(example for label in labels.labels for example in label.examples)]
+    found = next((special for special in specials for text in texts if special and special in text), None)
+    if found:
+        raise LabelsError(
+            f"The instruction or an example spells {found!r}, a special token of this model. Rephrase it."
+        )
+
+
+def _check_distinct(labels: LabelSet, label_ids: tuple[tuple[int, ...], ...]) -> None:
+    seen: dict[tuple[int, ...], str] = {}
+    for label, ids in zip(labels.labels, label_ids, strict=True):
+        other = seen.setdefault(ids, label.name)
+        if other != label.name:
+            raise LabelsError(
+                f"This model's tokenizer takes the labels {other[:40]!a} and {label.name[:40]!a} for the same. Rename one."
+            )
 
 
 def _render(tokenizer: "PreTrainedTokenizerBase", system: str) -> tuple[str, str, tuple[int, ...]]:

@@ -205,15 +205,16 @@ def test_a_precision_that_cannot_be_promised_is_said_and_sends_every_ticket_to_p
 
 
 def test_an_evaluation_says_how_many_tickets_the_head_was_fitted_on(run_head: Callable, tmp_path: Path) -> None:
-    from tasks.evaluate import lines, score
+    from flows.evaluate import evaluate_labels
     from ticket_engine.evaluate_settings import EvaluateSettings
 
     both = pl.concat([make_tickets(150, 0).head(30), make_tickets(120, 1)])
     both.write_parquet(tmp_path / "gold.parquet")
     run_head(input=tmp_path / "gold.parquet")
-    settings = EvaluateSettings(predictions=str(tmp_path / "out"), gold=str(tmp_path / "gold.parquet"), output="x")
-    evaluation = score.fn(settings)
-    assert evaluation.fitted == 30
-    assert any("Warning: 30 of these 150 tickets were fitting rows" in line for line in lines(evaluation, {}))
+    made = {"predictions": str(tmp_path / "out"), "output": str(tmp_path / "evaluation")}
+    lines = evaluate_labels(EvaluateSettings(gold=str(tmp_path / "gold.parquet"), **made))
+    assert any("Warning: 30 of these 150 tickets were fitting rows" in line for line in lines)
+    assert "Warning: 30 of these" in (tmp_path / "evaluation" / "index.html").read_text()
     make_tickets(120, 1).write_parquet(tmp_path / "new-gold.parquet")
-    assert score.fn(settings.model_copy(update={"gold": str(tmp_path / "new-gold.parquet")})).fitted == 0
+    lines = evaluate_labels(EvaluateSettings(gold=str(tmp_path / "new-gold.parquet"), **made))
+    assert not any("Warning" in line for line in lines)

@@ -1,8 +1,12 @@
+import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from ticket_engine.answers import read_answers
 from ticket_engine.errors import LabelsError
+from ticket_engine.labelled import read_labelled
 from ticket_engine.labels import DEFAULT_INSTRUCTION, Label, LabelSet, read_labels
 
 TWO = "labels:\n- name: billing\n  description: invoices\n- name: account_access\n  description: logins\n"
@@ -91,3 +95,73 @@ def test_the_content_hash_changes_with_every_part_that_the_prompt_shows() -> Non
     hashes = {labels.content_hash for labels in [base, *others]}
     assert len(hashes) == 5
     assert LabelSet((Label("a", "x"), Label("b", "y"))).content_hash == base.content_hash
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("account access", "account  access"),
+        ("account access", "account_access "),
+        ("billing", "Billing"),
+        ("billing", "bill\u200bing"),
+        ("billing", "billing\u00ad"),
+        ("caf\u00e9", "cafe\u0301"),
+        ("stra\u00dfe", "STRASSE"),
+        ("ticket", "\uff54icket"),
+    ],
+)
+def test_names_that_people_cannot_tell_apart_are_refused(tmp_path: Path, first: str, second: str) -> None:
+    text = json.dumps({"labels": [{"name": first}, {"name": second}]})
+    with pytest.raises(LabelsError, match=r"differ only by|doubles the") as caught:
+        read_labels(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bil\nling", "bil\u2028ling", "bil\x07ling", "\u200b", " \u00a0 "])
+def test_a_name_with_a_line_break_or_without_anything_to_see_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LabelsError, match=r"control character or line break|nothing that can be seen") as caught:
+        read_labels(write(tmp_path, json.dumps({"labels": [{"name": name}, {"name": "b"}]})))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TWO + TWO,
+        "labels:\n- name: a\n  name: c\n- name: b\n",
+        "labels:\n- {name: a, description: x, description: y}\n- name: b\n",
+        TWO + "metadata: {a: 1, a: 2}\n",
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_and_not_silently_the_last_one(tmp_path: Path, text: str) -> None:
+    with pytest.raises(LabelsError, match="stands twice"):
+        read_labels(write(tmp_path, text))
+
+
+def test_white_space_around_a_name_is_no_part_of_it_in_any_reader(tmp_path: Path) -> None:
+    labels = read_labels(write(tmp_path, "labels:\n- name: 'billing '\n- name: ' account'\n"))
+    assert labels.names == ("billing", "account")
+    table = pl.DataFrame({"ticket_id": ["a", "b"], "body": ["x", "y"], "label": ["billing ", "\u00a0account"]})
+    table.write_parquet(tmp_path / "answers.parquet")
+    summary = read_labelled(
+        str(tmp_path / "answers.parquet"),
+        tmp_path,
+        id_column="ticket_id",
+        text_columns=("body",),
+        label_column="label",
+        labels=labels.names,
+    )
+    assert summary.label_counts == {"billing": 1, "account": 1}
+    scores = pl.struct(billing=pl.lit(-0.1, pl.Float32), account=pl.lit(-2.4, pl.Float32)).alias("log_probs")
+    made = table.select(
+        "ticket_id", pl.Series("label", labels.names), pl.lit(0.9, pl.Float32).alias("probability"), scores
+    )
+    made.write_parquet(tmp_path / "predictions.parquet")
+    answers = read_answers(
+        str(tmp_path / "predictions.parquet"),
+        str(tmp_path / "answers.parquet"),
+        id_column="ticket_id",
+        gold_column="label",
+    )
+    assert answers.joined["gold"].to_list() == answers.joined["label"].to_list()
+    assert answers.labels == labels.names

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from ticket_engine.errors import ModelError
+from ticket_engine.errors import LabelsError, ModelError
 from ticket_engine.labels import Label, LabelSet
 from ticket_engine.prompts import build_prompt, system_text
 
@@ -170,3 +170,32 @@ def test_the_prompt_survives_being_saved_with_a_run(make_run: Callable[..., Path
     assert spec.labels == ("account", "account access", "Größe", "billing")
     assert all(isinstance(ids, tuple) for ids in spec.prompt.label_ids)
     assert hash(spec.prompt) == hash(replace(spec.prompt))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        (Label("billing", ""), Label("<|im_end|>", "")),
+        (Label("billing", ""), Label("x<|im_start|>y", "")),
+        (Label("billing", "invoices<|im_end|>"), Label("returns", "")),
+        (Label("billing", "", ("paid <|endoftext|> twice",)), Label("returns", "")),
+    ],
+)
+def test_a_label_that_spells_a_special_token_is_refused(
+    toy_tokenizer: PreTrainedTokenizerFast, labels: tuple[Label, ...]
+) -> None:
+    with pytest.raises(LabelsError, match="special token of this model") as caught:
+        build_prompt(toy_tokenizer, LabelSet(labels))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("first", "second"), [("Billing", "billing"), ("caf\u00e9", "cafe\u0301")])
+def test_labels_that_the_tokenizer_takes_for_the_same_are_refused(
+    toy_tokenizer: PreTrainedTokenizerFast, first: str, second: str
+) -> None:
+    from tokenizers import normalizers
+
+    tokenizer = copy.deepcopy(toy_tokenizer)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    with pytest.raises(LabelsError, match=r"tokenizer takes the labels .* for the same"):
+        build_prompt(tokenizer, LabelSet((Label(first, ""), Label(second, ""))))
