@@ -18,6 +18,7 @@ from data_contracts.tables import (
     largest_share,
     outcome_table,
     prediction_table,
+    quarantined_ids,
     ticket_figures,
     ticket_table,
 )
@@ -63,8 +64,8 @@ def check_tickets(folder: Path, settings: RunSettings, summary: ReadSummary) -> 
     thresholds = read_thresholds([suite, outgoing], settings.contract_parameters)
     check_suite(outgoing, {*thresholds, *PREDICTION_FIGURES}, thresholds)
     _check_provable(settings.spot_check, summary.tickets, thresholds.get("max_disagreement", 1.0))
-    table = ticket_table(folder, settings.id_column)
-    figures = ticket_figures(table, folder, settings.id_column, summary)
+    table = ticket_table(folder)
+    figures = ticket_figures(table, folder, summary)
     check_suite(suite, {*thresholds, *figures}, thresholds)
     heading = f"What came in: tickets of {settings.run_date}"
     report = run_suite(suite, table, thresholds | figures, folder=folder, heading=heading)
@@ -134,9 +135,7 @@ def check_predictions(
     thresholds = read_thresholds(suites, settings.contract_parameters)
     suite = with_severity(suites[0], DRIFT, CRITICAL) if settings.on_drift == "fail" else suites[0]
     predictions = prediction_table(folder / PREDICTIONS_FILE, settings.id_column)
-    quarantined = pl.read_parquet(folder / QUARANTINE_FILE, columns=[settings.id_column], glob=False)[
-        settings.id_column
-    ]
+    quarantined = quarantined_ids(folder / QUARANTINE_FILE, settings.id_column)
     figures = _prediction_figures(predictions, read_labels(settings.labels).names) | {
         "rows": rows,
         "quarantined": len(quarantined),
@@ -144,7 +143,7 @@ def check_predictions(
         "spot_check": {name: value for name, value in asdict(checked).items() if name not in SPOT_CHECK_FIELDS},
         "min_agreement": settings.min_agreement,
     }
-    table = outcome_table(input_ids(folder, settings.id_column), predictions, quarantined, rows=rows)
+    table = outcome_table(input_ids(folder), predictions, quarantined, rows=rows)
     heading = f"What goes out: labels of {settings.run_date}"
     report = run_suite(suite, table, thresholds | figures, folder=folder, heading=heading)
     write_overview(folder, str(settings.run_date), [incoming, report])
@@ -163,9 +162,9 @@ def check_published(output: Path, manifest: dict) -> list[str]:
         return ["the manifest holds no output contract"]
     id_column, rows = manifest["settings"]["id_column"], manifest["rows"]["input"]
     predictions = prediction_table(output / PREDICTIONS_FILE, id_column)
-    quarantined = pl.read_parquet(output / QUARANTINE_FILE, columns=[id_column], glob=False)[id_column]
+    quarantined = quarantined_ids(output / QUARANTINE_FILE, id_column)
     figures = _prediction_figures(predictions, tuple(manifest["labels"])) | {"quarantined": len(quarantined)}
-    expected = pl.concat([predictions[TICKET_ID].unique(), quarantined.alias(TICKET_ID)])
+    expected = pl.concat([predictions[TICKET_ID].unique(), quarantined])
     table = outcome_table(expected, predictions, quarantined)
     report = run_suite(recorded["suite"], table, recorded["parameters"] | figures, folder=None)
     problems = [f"{item.name}: {item.expected} Found: {item.observed}." for item in report.failed]

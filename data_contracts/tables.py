@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ticket_engine.reading import ReadSummary
+from ticket_engine.reading import ReadSummary, name_in_quarantine, read_columns
 from ticket_engine.schemas import (
     ID_TYPES,
     INPUT_INDEX,
@@ -14,15 +14,14 @@ from ticket_engine.schemas import (
     LOG_PROBS,
     MARGIN,
     PROBABILITY,
-    QUARANTINE_FILE,
-    REASON,
     TEXT,
+    TICKET_ID,
     TOKEN_LENGTH,
 )
 
 TICKETS_FILE, UNREAD_FILE, TOKENS_FILE = "tickets.parquet", "unread.parquet", "tokens.parquet"
 REJECTED_FILE = "rejected.parquet"
-TICKET_ID, CHARACTERS, OUTCOME = "ticket_id", "characters", "outcome"
+CHARACTERS, OUTCOME = "characters", "outcome"
 PROBABILITY_SUM, FITS_SCORES = "probability_sum", "fits_scores"
 PREDICTED, QUARANTINED, LOST, DOUBLED, STRANGE = "predicted", "quarantined", "lost", "doubled", "not in the input"
 NO_LABEL = "(none)"
@@ -31,23 +30,23 @@ CHUNK_ROWS = 32_768  # 20 MB of float64 scores for 77 labels
 ROUNDING = 1e-4  # of float32 probabilities
 
 
-def ticket_table(folder: Path, id_column: str) -> pl.DataFrame:
+def ticket_table(folder: Path) -> pl.DataFrame:
     """``ticket_id``, ``characters``, ``token_length`` and ``is_truncated`` of a run's tickets.
 
     Both token columns are null for tickets that could not be tokenized.
     """
     tickets = pl.scan_parquet(folder / TICKETS_FILE, glob=False).select(
-        pl.selectors.by_name(id_column).alias(TICKET_ID), INPUT_INDEX, pl.col(TEXT).str.len_chars().alias(CHARACTERS)
+        TICKET_ID, INPUT_INDEX, pl.col(TEXT).str.len_chars().alias(CHARACTERS)
     )
     tokens = pl.scan_parquet(folder / TOKENS_FILE, glob=False).select(INPUT_INDEX, TOKEN_LENGTH, IS_TRUNCATED)
     joined = tickets.join(tokens, on=INPUT_INDEX, how="left", maintain_order="left")
     return joined.drop(INPUT_INDEX).collect(engine="streaming")
 
 
-def ticket_figures(table: pl.DataFrame, folder: Path, id_column: str, summary: ReadSummary) -> dict:
+def ticket_figures(table: pl.DataFrame, folder: Path, summary: ReadSummary) -> dict:
     """Figures of the input contract, by the names that a suite uses; a share of nothing is None."""
     tokenized = table[TOKEN_LENGTH].count()
-    schema = pl.scan_parquet(folder / QUARANTINE_FILE, glob=False).collect_schema()
+    columns = read_columns(folder)
     texts = ["String", "Categorical", "Enum", "Null"]
     return {
         "rows": summary.rows,
@@ -61,15 +60,23 @@ def ticket_figures(table: pl.DataFrame, folder: Path, id_column: str, summary: R
         "truncated_rate": table[IS_TRUNCATED].mean(),
         "median_characters": table[CHARACTERS].median(),
         "same_length_rate": table[CHARACTERS].value_counts()["count"].max() / len(table) if len(table) else None,
-        "input_columns": {name: str(kind)[:100] for name, kind in schema.items() if name != REASON},
-        "needed_columns": {id_column: [str(kind()) for kind in ID_TYPES]} | dict.fromkeys(summary.text_columns, texts),
+        "input_columns": columns.types,
+        "needed_columns": {columns.id_column: [str(kind()) for kind in ID_TYPES]}
+        | dict.fromkeys(columns.text_columns, texts),
     }
 
 
-def input_ids(folder: Path, id_column: str) -> pl.Series:
-    """Id of every input row, nulls and repeated ids included."""
-    parts = [pl.read_parquet(folder / name, columns=[id_column], glob=False) for name in (TICKETS_FILE, UNREAD_FILE)]
-    return pl.concat(parts)[id_column].alias(TICKET_ID)
+def input_ids(folder: Path) -> pl.Series:
+    """Id of every input row that was read, nulls and repeated ids included."""
+    parts = [pl.read_parquet(folder / name, columns=[TICKET_ID], glob=False) for name in (TICKETS_FILE, UNREAD_FILE)]
+    return pl.concat(parts)[TICKET_ID]
+
+
+def quarantined_ids(path: Path, id_column: str) -> pl.Series:
+    """Id of every row of a quarantine, by the id column's name in the input."""
+    scan = pl.scan_parquet(path, glob=False)
+    name = name_in_quarantine(id_column, list(scan.collect_schema()))
+    return scan.select(pl.selectors.by_name(name).alias(TICKET_ID)).collect().to_series()
 
 
 def prediction_table(path: Path, id_column: str) -> pl.DataFrame:

@@ -39,7 +39,7 @@ def gather(settings: RunSettings, folder: Path, store: Path) -> GatherSummary:
 
     with stage_seconds(folder, "gather"):
         rule = ReviewRule(settings.review_precision, settings.review_budget)
-        return stages.gather(folder, store, settings.input, rule, text_columns=settings.text_columns)
+        return stages.gather(folder, store, settings.input, rule)
 
 
 @task(name="spot-check", task_run_name="spot-check", cache_policy=NO_CACHE)

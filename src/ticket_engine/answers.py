@@ -142,7 +142,9 @@ def _read_predictions(source: str, id_column: str) -> tuple[pl.DataFrame, tuple[
         )
     labels = tuple(field.name for field in table.schema[LOG_PROBS].fields)
     frame = table.read([id_column, LABEL, PROBABILITY])
-    frame = frame.select(pl.col(id_column).cast(pl.String).alias("id"), pl.col(LABEL), pl.col(PROBABILITY))
+    frame = frame.select(
+        pl.selectors.by_name(id_column).cast(pl.String).alias("id"), pl.col(LABEL), pl.col(PROBABILITY)
+    )
     _check_unique(frame, source)
     return frame, labels
 
@@ -158,10 +160,12 @@ def _read_gold(source, id_column, gold_column, text_columns, group) -> pl.DataFr
     texts = [column for column in text_columns if column in table.schema]
     columns = dict.fromkeys([id_column, gold_column, *texts, *([group_column] if group_column else [])])
     frame = table.read(list(columns)).with_row_index("row")
-    joined_text = pl.concat_str([pl.col(c).cast(pl.String) for c in texts], separator="\n", ignore_nulls=True)
+    joined_text = pl.concat_str(
+        [pl.selectors.by_name(c).cast(pl.String) for c in texts], separator="\n", ignore_nulls=True
+    )
     wanted = [
-        pl.col(id_column).cast(pl.String).alias("id"),
-        pl.col(gold_column).cast(pl.String).str.strip_chars().alias("gold"),
+        pl.selectors.by_name(id_column).cast(pl.String).alias("id"),
+        pl.selectors.by_name(gold_column).cast(pl.String).str.strip_chars().alias("gold"),
         (joined_text if texts else pl.lit(None, dtype=pl.String)).alias("text"),
     ]
     if group_column:
@@ -174,7 +178,7 @@ def _read_gold(source, id_column, gold_column, text_columns, group) -> pl.DataFr
 
 
 def _group_expression(column: str, pattern: str | None) -> pl.Expr:
-    values = pl.col(column).cast(pl.String)
+    values = pl.selectors.by_name(column).cast(pl.String)
     if pattern is None:
         return values.alias("group")
     try:

@@ -4,6 +4,8 @@ A table is read in slices: once for the ids, once more for the texts, and only w
 for these rows whole. Every row has one outcome, so ``rows == tickets + quarantined``.
 """
 
+import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,26 +17,20 @@ import pyarrow.parquet as pq
 
 from ticket_engine.errors import InputError
 from ticket_engine.schemas import (
-    BUCKET_INDEX,
     ID_TYPES,
     INPUT_INDEX,
-    IS_TRUNCATED,
-    LABEL,
-    LOG_PROBS,
-    MARGIN,
-    PROBABILITY,
+    OUTPUT_COLUMNS,
     QUARANTINE_FILE,
     REASON,
     REASON_NO_TEXT,
     REASON_NULL_ID,
     REASON_REPEATED_ID,
     TEXT,
-    TICKET_KEY,
-    TOKEN_IDS,
-    TOKEN_LENGTH,
+    TICKET_ID,
 )
 from ticket_engine.sources import TicketTable, open_table, type_name
 
+COLUMNS_FILE: Final = "columns.json"
 TICKETS_FILE: Final = "tickets.parquet"
 UNREAD_FILE: Final = "unread.parquet"
 SLICE_BYTES: Final = 32 * 2**20
@@ -45,11 +41,16 @@ MOST_ROWS: Final = 131_072
 QUARANTINE_ROWS: Final = 16_384
 ROW_GROUP_ROWS: Final = 16_384
 OPTIONAL_TEXT_COLUMN: Final = "subject"
-RESERVED: Final = frozenset(
-    {BUCKET_INDEX, INPUT_INDEX, IS_TRUNCATED, LABEL, LOG_PROBS, MARGIN}
-    | {PROBABILITY, REASON, TEXT, TICKET_KEY, TOKEN_IDS, TOKEN_LENGTH}
-)
 _SHOWN_COLUMNS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class InputColumns:
+    """The input's columns: which is the id, which hold text, and the type of each, in order."""
+
+    id_column: str
+    text_columns: tuple[str, ...]
+    types: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,10 @@ def read_tickets(
 
     Args:
         source: See `sources.open_table`.
-        folder: The run's working folder. ``tickets.parquet`` (id column in its own type, ``input_index`` uint32: the
+        folder: The run's working folder. ``tickets.parquet`` (``ticket_id`` in its own type, ``input_index`` uint32: the
             row's place in the input, ``text``; input order) and ``quarantine.parquet`` (see `write_quarantine`) are
-            written there, and ``unread.parquet`` (id, ``input_index``, ``reason``) for `quarantine_late`.
+            written there, ``unread.parquet`` (``ticket_id``, ``input_index``, ``reason``) for `quarantine_late`, and
+            ``columns.json`` for `read_columns`.
         id_column: String or whole numbers.
         text_columns: String, Categorical, Enum, or without any value. Only ``subject`` may be missing, as long as
             another one is there.
@@ -96,6 +98,9 @@ def read_tickets(
     """
     table = open_table(source)
     texts = _check_columns(table, id_column, text_columns)
+    types = {name: str(kind)[:100] for name, kind in table.schema.items()}
+    columns = {"id_column": id_column, "text_columns": texts, "types": types}
+    (folder / COLUMNS_FILE).write_text(json.dumps(columns), encoding="utf-8")
     rows = table.count_rows() if limit is None else min(limit, table.count_rows())
     ids = table.read([id_column], rows=limit).to_series().alias("id")  # Series methods take ^x$ for a pattern
     if len(ids) != rows:
@@ -129,6 +134,12 @@ def read_tickets(
     )
 
 
+def read_columns(folder: Path) -> InputColumns:
+    """The input's columns, as `read_tickets` noted them in a run's folder."""
+    fields = json.loads((folder / COLUMNS_FILE).read_text(encoding="utf-8"))
+    return InputColumns(fields["id_column"], tuple(fields["text_columns"]), fields["types"])
+
+
 def write_quarantine(table: TicketTable, folder: Path, rejected: pl.DataFrame) -> None:
     """Write ``quarantine.parquet``: the input rows of rejected tickets, whole, and ``reason``, in input order.
 
@@ -137,7 +148,7 @@ def write_quarantine(table: TicketTable, folder: Path, rejected: pl.DataFrame) -
     Args:
         table: The input.
         folder: The run's working folder.
-        rejected: The id column first, then ``input_index`` and ``reason``.
+        rejected: ``ticket_id``, ``input_index`` and ``reason``.
 
     Raises:
         InputError: The table cannot be read, or is not the one that was read before.
@@ -147,7 +158,7 @@ def write_quarantine(table: TicketTable, folder: Path, rejected: pl.DataFrame) -
     parts = folder / "quarantine"
     shutil.rmtree(parts, ignore_errors=True)  # of an attempt that failed half-way
     parts.mkdir()
-    for number, (chunk, rows) in enumerate(_rows_at(table, columns, rejected)):
+    for number, (chunk, rows) in enumerate(_rows_at(table, columns, rejected, read_columns(folder).id_column)):
         rows.columns = own_names
         rows.with_columns(chunk[REASON]).write_parquet(parts / f"{number:06}.parquet")
     if len(rejected):
@@ -158,34 +169,34 @@ def write_quarantine(table: TicketTable, folder: Path, rejected: pl.DataFrame) -
     shutil.rmtree(parts)
 
 
-def read_texts(source: str, wanted: pl.DataFrame, text_columns: tuple[str, ...]) -> pl.DataFrame:
-    """The text columns of some tickets as the table has them, in input order: id, then the columns that are there.
+def read_texts(source: str, folder: Path, wanted: pl.DataFrame) -> pl.DataFrame:
+    """The text columns of some tickets as the table has them, in input order.
 
     Args:
         source: As given to `read_tickets`.
-        wanted: The id column first, and ``input_index``.
-        text_columns: As given to `read_tickets`.
+        folder: The run's working folder, in which `read_tickets` wrote.
+        wanted: ``ticket_id`` and ``input_index``.
 
     Raises:
         InputError: The table cannot be read any more, or has changed since.
     """
-    table, id_column = open_table(source), wanted.columns[0]
-    columns = list(dict.fromkeys([id_column, *(column for column in text_columns if column in table.schema)]))
-    frames = [rows for _, rows in _rows_at(table, columns, wanted)]
-    return pl.concat(frames) if frames else table.schema.to_frame().select(pl.selectors.by_name(columns))
+    table, known = open_table(source), read_columns(folder)
+    columns = list(dict.fromkeys([known.id_column, *known.text_columns]))
+    frames = [rows for _, rows in _rows_at(table, columns, wanted, known.id_column)]
+    found = pl.concat(frames) if frames else table.schema.to_frame()
+    return found.select(pl.selectors.by_name(known.text_columns))
 
 
 def _rows_at(
-    table: TicketTable, columns: list[str], wanted: pl.DataFrame
+    table: TicketTable, columns: list[str], wanted: pl.DataFrame, id_column: str
 ) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-    """Chunks of ``wanted`` (the id column first, and ``input_index``) in input order, each with its input rows."""
-    id_column = wanted.columns[0]
+    """Chunks of ``wanted`` (``ticket_id`` and ``input_index``) in input order, each with its input rows."""
     chunks = wanted.sort(INPUT_INDEX).group_by(pl.col(INPUT_INDEX) // QUARANTINE_ROWS, maintain_order=True)
     for _, chunk in chunks:
         start = chunk[INPUT_INDEX][0]
         rows = table.read(columns, start=start, rows=chunk[INPUT_INDEX][-1] - start + 1)
         rows = rows[chunk[INPUT_INDEX] - start] if len(rows) > chunk[INPUT_INDEX][-1] - start else rows.clear()
-        _check_unchanged(table, rows[id_column], chunk[id_column])
+        _check_unchanged(table, rows[id_column], chunk[TICKET_ID])
         yield chunk, rows
 
 
@@ -213,7 +224,7 @@ def quarantine_late(source: str, folder: Path, failed: Path) -> int:
 
 def _check_columns(table: TicketTable, id_column: str, text_columns: tuple[str, ...]) -> list[str]:
     """The text columns that the table has; raises `InputError` if it lacks one, or a type is not allowed."""
-    if id_column in RESERVED:
+    if id_column in OUTPUT_COLUMNS:
         raise InputError(f"The id column cannot be named {id_column!r}: the results use that name. Rename it first.")
     if len(set(text_columns)) < len(text_columns):
         raise InputError(f"--text-columns names a column twice: {', '.join(text_columns)}.")
@@ -266,13 +277,13 @@ def _slices(table: TicketTable, columns: list[str], rows: int) -> Iterator[tuple
 def _judge(
     chunk: pl.DataFrame, id_column: str, text_columns: list[str], *, repeated: pl.Series, start: int
 ) -> pl.DataFrame:
-    """Id, ``input_index``, ``text`` and ``reason`` (null: a ticket) of consecutive rows, the first at ``start``."""
+    """``ticket_id``, ``input_index``, ``text`` and ``reason`` (null: a ticket) of consecutive rows, the first at ``start``."""
     texts = [pl.selectors.by_name(column).cast(pl.String) for column in text_columns]
     with_content = [pl.when(text.str.contains(r"[^\s\x00]")).then(text) for text in texts]
     joined = pl.concat_str(with_content, separator="\n", ignore_nulls=True).fill_null("")
     ids = pl.selectors.by_name(id_column)
     return chunk.select(
-        ids,
+        ids.alias(TICKET_ID),
         pl.int_range(start, start + pl.len(), dtype=pl.UInt32).alias(INPUT_INDEX),
         joined.str.replace_all("\0", "\ufffd", literal=True).str.strip_chars().alias(TEXT),
         pl.when(ids.is_null())
@@ -300,6 +311,11 @@ def _names_beside_reason(columns: list[str]) -> list[str]:
     while own in columns:
         own = f"input_{own}"
     return [own if column == REASON else column for column in columns]
+
+
+def name_in_quarantine(name: str, columns: list[str]) -> str:
+    """What a column of the input is called in a quarantine with these columns."""
+    return name if name != REASON else max((c for c in columns if re.fullmatch(r"(input_)+reason", c)), key=len)
 
 
 def _spread(lengths: pl.Series) -> dict[str, float]:

@@ -91,17 +91,20 @@ def choose_review(head: Head | None, confidence: np.ndarray, rule: ReviewRule) -
     return ReviewChoice(np.zeros(len(confidence), dtype=bool), None, "")
 
 
-def review_rows(predictions: pl.DataFrame, needs_review: np.ndarray, texts: pl.DataFrame) -> pl.DataFrame:
+def review_rows(
+    predictions: pl.DataFrame, needs_review: np.ndarray, texts: pl.DataFrame, id_column: str
+) -> pl.DataFrame:
     """Tickets for people, the most valuable first, in a form that `labelled.read_labelled` takes back.
 
     Columns: the id, the text columns, ``label`` (empty: for people), ``predicted_label`` and its ``probability``, the
     runner-up, and ``value = -sum over labels of p log p``: how much the label would tell. Ties stay in input order.
-    Where a text column has one of these names, that column of ours gets ``review_`` before its name.
+    Where id or text has one of these names, that column of ours gets ``review_`` before its name.
 
     Args:
-        predictions: Rows of ``predictions.parquet``; the first column is the id.
+        predictions: Of all tickets; the first column is the id.
         needs_review: bool, one a row.
-        texts: Id and text columns of at least these tickets.
+        texts: Text columns of the tickets that need a look, in the same order.
+        id_column: The caller's name of the id.
     """
     rows = predictions.filter(pl.Series(needs_review, dtype=pl.Boolean))
     names = np.array([field.name for field in predictions.schema[LOG_PROBS].fields])
@@ -119,12 +122,9 @@ def review_rows(predictions: pl.DataFrame, needs_review: np.ndarray, texts: pl.D
         pl.Series(SECOND_PROBABILITY, probs[np.arange(len(rows)), second], dtype=pl.Float32),
         pl.Series(VALUE, value, dtype=pl.Float32),
     ]
-    id_column = rows.columns[0]
     taken = {*texts.columns, id_column}
     own = [series.alias(f"review_{series.name}") if series.name in taken else series for series in own]
     order = np.argsort(-value, kind="stable")
-    text_of = texts.select(pl.selectors.by_name(texts.columns))
-    beside = rows.select(pl.selectors.by_name(id_column)).join(
-        text_of, on=pl.selectors.by_name(id_column), how="left", validate="1:1", maintain_order="left"
-    )
-    return pl.concat([beside, pl.DataFrame(own)], how="horizontal")[order]
+    beside = [series for series in texts.get_columns() if series.name != id_column]
+    columns = [rows.to_series(0).alias(id_column), *beside, *own]
+    return pl.DataFrame({column.name: column for column in columns})[order]

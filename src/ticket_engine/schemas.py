@@ -2,20 +2,25 @@
 
 Files of one run, all Parquet, in its working folder::
 
-    tickets.parquet     id column, input_index, text                            (read)
+    columns.json        names and types of the input's columns                  (read)
+    tickets.parquet     ticket_id, input_index, text                            (read)
     quarantine.parquet  the input row, whole, and reason                        (read)
-    tokens.parquet      id column, input_index, ticket_key, token_length, is_truncated, token_ids;
+    tokens.parquet      ticket_id, input_index, ticket_key, token_length, is_truncated, token_ids;
                         text too where a head reads it                          (tokenize)
     by_text.parquet     ticket_key and scores of tickets that need no model      (decide-by-text)
     buckets/NNN.parquet ticket_key, token_length, token_ids, batch_index, text   (bucket)
     parts/KEY.parquet   ticket_key, one log-probability a label, stage           (classify)
     predictions.parquet what is published                                        (gather)
+
+Whatever the id column is called in the input, it is ``ticket_id`` in these files; only what is published (predictions,
+review, quarantine) has the caller's name. So no name of theirs can be taken for one of ours.
 """
 
 from typing import Final
 
 import polars as pl
 
+TICKET_ID: Final = "ticket_id"
 INPUT_INDEX: Final = "input_index"
 TEXT: Final = "text"
 REASON: Final = "reason"
@@ -36,6 +41,10 @@ PREDICTIONS_FILE: Final = "predictions.parquet"
 QUARANTINE_FILE: Final = "quarantine.parquet"
 REVIEW_FILE: Final = "review.parquet"
 MANIFEST_FILE: Final = "manifest.json"
+
+OUTPUT_COLUMNS: Final = frozenset(
+    {LABEL, PROBABILITY, MARGIN, LOG_PROBS, TOKEN_LENGTH, IS_TRUNCATED, BUCKET_INDEX, STAGE, NEEDS_REVIEW}
+)
 
 ID_TYPES: Final = (pl.String, pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
 

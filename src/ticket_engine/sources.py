@@ -91,7 +91,7 @@ def open_table(source: str) -> TicketTable:
         source: A Parquet file; a folder, searched with its subfolders for files that end in `PARQUET_ENDINGS`
             (names that begin with ``.`` or ``_`` are passed over); a glob; or a URL such as ``s3://bucket/path``
             that Polars opens with the credentials of the environment. Files are read in the order of their paths.
-            Folders named ``key=value`` below the given one become columns.
+            Folders named ``key=value`` below the given one become text columns.
 
     Raises:
         InputError: Nothing is there, a file is no Parquet file, cut off, encrypted, damaged or unreadable, or
@@ -106,10 +106,29 @@ def open_table(source: str) -> TicketTable:
     with _panics_kept_off_the_terminal():
         shared = _shared_schema(files)
         try:
-            frame = pl.scan_parquet(files, glob=False, hive_partitioning=bool(partitions), schema=shared)
+            frame = _scan(files, shared, partitions)
             return TicketTable(source, frame, frame.collect_schema(), tuple(files), partitions)
         except READ_ERRORS as error:
             raise _as_input_error(files[0], error, local=True) from error
+
+
+def _scan(files: list[str], schema: pl.Schema, keys: frozenset[str]) -> pl.LazyFrame:
+    """The files' rows, and a text column for each ``key=value`` folder below the given path: 01001 is not 1001."""
+    outside = {part.split("=")[0] for file in files for part in Path(file).parent.parts if "=" in part} - keys
+    if keys and outside:  # Polars would take the folders above for columns too
+        values = [dict(part.split("=", 1) for part in Path(file).parent.parts if "=" in part) for file in files]
+        return pl.concat(
+            pl.scan_parquet(file, glob=False, hive_partitioning=False, schema=schema).with_columns(
+                pl.lit(_hive_value(found[key]), pl.String).alias(key) for key in sorted(keys)
+            )
+            for file, found in zip(files, values, strict=True)
+        )
+    types = dict.fromkeys(sorted(keys), pl.String())
+    return pl.scan_parquet(files, glob=False, hive_partitioning=bool(keys), hive_schema=types or None, schema=schema)
+
+
+def _hive_value(text: str) -> str | None:
+    return None if text == "__HIVE_DEFAULT_PARTITION__" else unquote(text)
 
 
 def _rows_of_file(path: str) -> int:
@@ -144,9 +163,8 @@ def _find_files(path: str) -> tuple[list[str], frozenset[str]]:
     files = [file for place in found for file in (_files_of_folder(place) if os.path.isdir(place) else [place])]
     for file in files:
         _check_ends(file)
-    below = any("=" in part for file in files for part in Path(os.path.relpath(file, base or ".")).parent.parts)
-    keys = {part.split("=")[0] for file in files for part in Path(file).parent.parts if "=" in part}
-    return files, frozenset(keys if below else ())
+    folders = (part for file in files for part in Path(os.path.relpath(file, base or ".")).parent.parts)
+    return files, frozenset(part.split("=")[0] for part in folders if "=" in part)
 
 
 def _files_of_folder(folder: str) -> list[str]:

@@ -19,7 +19,7 @@ from ticket_engine.engine_spec import SPEC_FILE, TOKENIZER_FILE, read_spec
 from ticket_engine.errors import ScoringError
 from ticket_engine.head_files import load_head
 from ticket_engine.head_scoring import HeadScorer, LabelScorer, float32_scorer, load_scorer
-from ticket_engine.reading import quarantine_late, read_texts
+from ticket_engine.reading import quarantine_late, read_columns, read_texts
 from ticket_engine.results import GatherSummary, bucket_of_tickets, gather_predictions, summarise
 from ticket_engine.review import ReviewRule, choose_review, review_rows
 from ticket_engine.schemas import (
@@ -34,6 +34,7 @@ from ticket_engine.schemas import (
     REVIEW_FILE,
     STAGE,
     TEXT,
+    TICKET_ID,
     TICKET_KEY,
     TOKEN_IDS,
     TOKEN_LENGTH,
@@ -135,8 +136,6 @@ def gather(
     store: Path,
     source: str,
     rule: ReviewRule | None = None,
-    *,
-    text_columns: tuple[str, ...] = (),
 ) -> GatherSummary:
     """Write ``predictions.parquet`` of a run, and add tickets that could not be scored to its quarantine.
 
@@ -148,12 +147,11 @@ def gather(
         store: Where the buckets' parts are.
         source: The input table, for the whole rows of late rejections.
         rule: What was promised about review.
-        text_columns: Of the input table, for the people who review.
 
     Raises:
         ScoringError: A bucket's part is missing or damaged, or a ticket has no score.
     """
-    spec = read_spec(folder)
+    spec, id_column = read_spec(folder), read_columns(folder).id_column
     buckets = [Bucket(**fields) for fields in json.loads((folder / BUCKETS / "plan.json").read_text())]
     frames = [_scored_before_planning(folder)]
     for bucket in buckets:
@@ -172,14 +170,15 @@ def gather(
         head = load_head(spec.head, spec.head_hash) if spec.head else None
         choice = choose_review(head, predictions[PROBABILITY].to_numpy(), rule)
         review = choice.needed
-        places = tokens.select(pl.nth(0), INPUT_INDEX)
-        places = places.join(predictions.filter(review).select(pl.nth(0)), on=places.columns[0], how="semi")
-        texts = read_texts(source, places, text_columns)
-        review_rows(predictions, review, texts).write_parquet(folder / REVIEW_FILE)
+        reviewed = predictions.filter(review).select(TICKET_ID)
+        places = tokens.select(TICKET_ID, INPUT_INDEX).join(reviewed, on=TICKET_ID, how="semi")
+        texts = read_texts(source, folder, places)
+        review_rows(predictions, review, texts, id_column).write_parquet(folder / REVIEW_FILE)
         predictions = predictions.with_columns(pl.Series(NEEDS_REVIEW, review, dtype=pl.Boolean))
         summary = replace(
             summary, needs_review=int(review.sum()), review_threshold=choice.threshold, review_words=choice.words
         )
+    predictions.columns = [id_column, *predictions.columns[1:]]
     predictions.write_parquet(folder / PREDICTIONS_FILE)
     late = pl.read_parquet(folder / REJECTED, columns=[INPUT_INDEX, REASON], glob=False)
     pl.concat([late, failed]).sort(INPUT_INDEX).write_parquet(folder / FAILED)
@@ -196,8 +195,9 @@ def spot_check(folder: Path, size: int, seed: int) -> SpotCheck:
         size: Tickets to draw, see `spot_sample.choose_sample`.
         seed: Of the sample.
     """
-    table = pl.scan_parquet(folder / PREDICTIONS_FILE, glob=False)
-    figures = table.select(pl.nth(0), BUCKET_INDEX, MARGIN, TOKEN_LENGTH).collect()
+    scan = pl.scan_parquet(folder / PREDICTIONS_FILE, glob=False)
+    table = scan.select(pl.nth(0).alias(TICKET_ID), pl.nth(*range(1, len(scan.collect_schema()))))
+    figures = table.select(TICKET_ID, BUCKET_INDEX, MARGIN, TOKEN_LENGTH).collect()
 
     def again(sample: pl.DataFrame) -> pl.DataFrame:
         rows = table.with_row_index(ROW).join(sample.lazy().select(ROW), on=ROW, how="semi").collect()
@@ -213,7 +213,7 @@ def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         folder: The run's working folder.
-        sample: Rows of the predictions; the first column is the id. Ids that are not in the input are
+        sample: Rows of the predictions, the id as ``ticket_id``. Ids that are not in the input are
             left out: the contract's coverage reports them. Rows marked ``in_float32`` are scored in float32
             too, unless that is the run's dtype; the run's own weights leave memory before that.
 
@@ -222,12 +222,11 @@ def rescore(folder: Path, sample: pl.DataFrame) -> pl.DataFrame:
         ``float32_log_probs`` (null where it was not asked) if a row was scored in float32 on top.
     """
     spec = read_spec(folder)
-    id_column = sample.columns[0]
     text = pl.col(TEXT) if spec.head else pl.lit("").alias(TEXT)
-    tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(id_column, TOKEN_IDS, text)
-    wanted = tokens.join(sample.lazy().select(id_column), on=id_column, how="semi").collect()
-    ids = sample.select(id_column).join(wanted, on=id_column, how="inner", validate="1:1", maintain_order="left")
-    sample = sample.join(ids.select(id_column), on=id_column, how="semi", maintain_order="left")
+    tokens = pl.scan_parquet(folder / TOKENS, glob=False).select(TICKET_ID, TOKEN_IDS, text)
+    wanted = tokens.join(sample.lazy().select(TICKET_ID), on=TICKET_ID, how="semi").collect()
+    ids = sample.select(TICKET_ID).join(wanted, on=TICKET_ID, how="inner", validate="1:1", maintain_order="left")
+    sample = sample.join(ids.select(TICKET_ID), on=TICKET_ID, how="semi", maintain_order="left")
     depths = sample[STAGE] if STAGE in sample.columns else pl.Series([None] * len(sample), dtype=pl.Int16)
     rows = ids.with_columns(depths.alias(STAGE))
     answers = _reference_answers(load_scorer(folder), rows, spec.workers)

@@ -7,6 +7,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from data_contracts.checks import check_published
+from ticket_engine.publish import read_manifest
+
 CASES = Path(__file__).parents[3] / "shared" / "data" / "parquet-cases"
 TICKETS = Path(__file__).parents[3] / "shared" / "data" / "tickets"
 Run = Callable[..., tuple[int, str, str]]
@@ -175,3 +178,28 @@ def test_every_shared_set_of_tickets_goes_through(run_cli: Run, tmp_path: Path, 
     assert (code, errors) == (0, "")
     manifest = json.loads((output / "manifest.json").read_text())
     assert manifest["rows"]["predictions"] == 60
+
+
+@pytest.mark.parametrize("name", ["reason", "^.*$", "*", "row", "text"])
+def test_an_id_column_of_any_name_is_published_and_checked_under_it(
+    run_cli: Run, sample_tickets: pl.DataFrame, tmp_path: Path, name: str
+) -> None:
+    table = sample_tickets.rename({"ticket_id": name}).with_columns(
+        body=pl.when(pl.int_range(pl.len()) > 0).then("body"), subject=pl.lit(None, pl.String)
+    )
+    table.write_parquet(tmp_path / "tickets.parquet")
+    code, _, errors = run_cli(input=tmp_path / "tickets.parquet", output=tmp_path / "out", id_column=name)
+    assert (code, errors) == (0, "")
+    assert pl.read_parquet(tmp_path / "out" / "predictions.parquet")[name].to_list() == table[name].to_list()[1:]
+    assert check_published(tmp_path / "out", read_manifest(tmp_path / "out")) == []
+
+
+@pytest.mark.parametrize("name", ["stage", "needs_review", "label"])
+def test_an_id_column_named_like_a_column_of_the_results_is_refused_before_any_work(
+    run_cli: Run, sample_tickets: pl.DataFrame, tmp_path: Path, name: str
+) -> None:
+    sample_tickets.rename({"ticket_id": name}).write_parquet(tmp_path / "tickets.parquet")
+    code, _, errors = run_cli(input=tmp_path / "tickets.parquet", output=tmp_path / "out", id_column=name)
+    assert code == 2
+    assert f"The id column cannot be named {name!r}" in errors
+    assert len(errors.strip().splitlines()) == 1

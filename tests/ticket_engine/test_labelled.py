@@ -47,7 +47,7 @@ def test_reviewed_rows_stand_in_for_rows_of_the_same_id(tmp_path: Path) -> None:
     summary = read(source, tmp_path, add=add)
     assert (summary.rows, summary.replaced, summary.labelled) == (3, 1, 3)
     tickets = pl.read_parquet(tmp_path / "tickets.parquet")
-    assert tickets["id"].to_list() == ["a", "b", "c"]
+    assert tickets["ticket_id"].to_list() == ["a", "b", "c"]
     assert pl.read_parquet(tmp_path / GOLD_FILE)["label_index"].to_list() == [0, 1, 1]
 
 

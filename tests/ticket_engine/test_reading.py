@@ -108,8 +108,8 @@ def test_every_row_has_the_outcome_of_a_plain_loop_in_input_order(
 def test_the_id_column_keeps_its_type(tmp_path: Path, id_type: pl.DataType) -> None:
     table = pl.DataFrame({"key": pl.Series(["1", "2", "1"]).cast(id_type), "body": ["x", "y", "z"]})
     summary, tickets, quarantine = read(table, tmp_path, id_column="key")
-    assert tickets.schema["key"] == quarantine.schema["key"] == id_type
-    assert tickets["key"].to_list() == table["key"].head(2).to_list()
+    assert tickets.schema["ticket_id"] == quarantine.schema["key"] == id_type
+    assert tickets["ticket_id"].to_list() == table["key"].head(2).to_list()
     assert summary.id_type == str(id_type())
     assert summary.text_columns == ("body",)
 
@@ -152,7 +152,7 @@ def test_only_the_subject_may_be_missing(tmp_path: Path) -> None:
     assert tickets["text"].to_list() == ["x"]
 
 
-@pytest.mark.parametrize("name", ["text", "reason", "label", "input_index", "token_length", "log_probs"])
+@pytest.mark.parametrize("name", ["label", "stage", "needs_review", "bucket_index", "token_length", "log_probs"])
 def test_an_id_column_named_like_a_column_of_the_results_is_refused(tmp_path: Path, name: str) -> None:
     message = refusal(pl.DataFrame({name: ["a"], "body": ["x"]}), tmp_path, id_column=name)
     assert f"cannot be named {name!r}" in message

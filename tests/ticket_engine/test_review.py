@@ -59,10 +59,10 @@ def test_two_promises_exclude_each_other() -> None:
         ReviewRule(precision=0.9, budget=0.1)
 
 
-def predictions_of(probs: np.ndarray, id_column: str = "ticket_id") -> pl.DataFrame:
+def predictions_of(probs: np.ndarray) -> pl.DataFrame:
     return pl.DataFrame(
         {
-            id_column: ["a", "b", "c", "d"],
+            "ticket_id": ["a", "b", "c", "d"],
             "label": ["x", "x", "y", "y"],
             "probability": probs.max(1).astype(np.float32),
             "log_probs": [dict(zip(("x", "y"), map(float, np.log(row)), strict=True)) for row in probs],
@@ -71,20 +71,20 @@ def predictions_of(probs: np.ndarray, id_column: str = "ticket_id") -> pl.DataFr
 
 
 PROBS = np.array([[0.9, 0.1], [0.5, 0.5], [0.3, 0.7], [0.01, 0.99]])
-TEXTS = pl.DataFrame({"ticket_id": ["c", "b", "a"], "subject": [None, "B", "A"], "body": ["three", "two", "one"]})
+TEXTS = pl.DataFrame({"subject": ["A", "B", None], "body": ["one", "two", "three"]})
 
 
 def test_the_review_file_begins_where_a_label_tells_most() -> None:
-    rows = review_rows(predictions_of(PROBS), np.array([True, True, True, False]), TEXTS)
+    rows = review_rows(predictions_of(PROBS), np.array([True, True, True, False]), TEXTS, "ticket_id")
     assert rows["ticket_id"].to_list() == ["b", "c", "a"]
     assert rows["second_label"].to_list() == ["y", "x", "y"]
     assert rows["second_probability"].to_list() == pytest.approx([0.5, 0.3, 0.1])
     assert rows["value"][0] == pytest.approx(np.log(2))
-    assert review_rows(predictions_of(PROBS), np.zeros(4, dtype=bool), TEXTS.clear()).is_empty()
+    assert review_rows(predictions_of(PROBS), np.zeros(4, dtype=bool), TEXTS.clear(), "ticket_id").is_empty()
 
 
 def test_the_review_file_shows_the_text_and_leaves_the_label_to_people() -> None:
-    rows = review_rows(predictions_of(PROBS), np.array([True, True, True, False]), TEXTS)
+    rows = review_rows(predictions_of(PROBS), np.array([True, True, True, False]), TEXTS, "ticket_id")
     assert rows["body"].to_list() == ["two", "three", "one"]
     assert rows["subject"].to_list() == ["B", None, "A"]
     assert rows["label"].to_list() == [None, None, None]
@@ -94,11 +94,10 @@ def test_the_review_file_shows_the_text_and_leaves_the_label_to_people() -> None
 
 @pytest.mark.parametrize("name", ["value", "predicted_label", "label", "probability", "^a$", "*"])
 def test_a_text_or_id_column_of_any_name_keeps_it_in_the_review_file(name: str) -> None:
-    texts = TEXTS.select("ticket_id", pl.col("body").alias(name))
-    rows = review_rows(predictions_of(PROBS), np.array([True, True, True, False]), texts)
+    texts = TEXTS.select(pl.col("body").alias(name))
+    rows = review_rows(predictions_of(PROBS), np.array([True, True, True, False]), texts, "ticket_id")
     assert rows[name].to_list() == ["two", "three", "one"]
     if name not in ("label", "probability"):
-        texts = TEXTS.select(pl.col("ticket_id").alias(name), "body")
-        rows = review_rows(predictions_of(PROBS, name), np.array([True, True, True, False]), texts)
+        rows = review_rows(predictions_of(PROBS), np.array([True, True, True, False]), TEXTS, name)
         assert rows.columns[0] == name
         assert rows[name].to_list() == ["b", "c", "a"]

@@ -211,11 +211,31 @@ def test_partitions_below_the_given_folder_become_columns(tmp_path: Path) -> Non
         frame(day).write_parquet(folder / "part.parquet")
     for source in (tmp_path, tmp_path / "day=*"):
         table = open_table(str(source))
-        assert table.schema == {"ticket_id": pl.String, "body": pl.String, "day": pl.Date, "region": pl.String}
+        assert table.schema == {"ticket_id": pl.String, "body": pl.String, "day": pl.String, "region": pl.String}
         assert table.partitions == {"day", "region"}
         assert table.read(["region"])["region"].to_list() == ["north", "south/east"]
     above = open_table(str(tmp_path / "day=2026-11-30" / "region=north" / "part.parquet"))
     assert list(above.schema) == ["ticket_id", "body"]
+
+
+def test_a_partitions_value_stays_the_text_that_its_folder_says(tmp_path: Path) -> None:
+    folder = tmp_path / "code=01001" / "when=2026-11-30"
+    folder.mkdir(parents=True)
+    frame("a").write_parquet(folder / "part.parquet")
+    row = open_table(str(tmp_path)).read(["code", "when"])
+    assert row.rows() == [("01001", "2026-11-30")]
+
+
+def test_folders_above_the_given_one_are_no_columns_whatever_lies_below(tmp_path: Path) -> None:
+    base = tmp_path / "x=2" / "plain"
+    for value in ("3", "__HIVE_DEFAULT_PARTITION__", "a%20b"):
+        (base / f"y={value}").mkdir(parents=True)
+        frame(value).write_parquet(base / f"y={value}" / "part.parquet")
+    table = open_table(str(base))
+    assert list(table.schema) == ["ticket_id", "body", "y"]
+    assert table.partitions == {"y"}
+    assert table.read(["y"])["y"].to_list() == ["3", None, "a b"]
+    assert table.read(["y"], start=1, rows=1)["y"].to_list() == [None]
 
 
 def test_files_with_other_columns_are_refused_by_name(tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ticket_engine import stages
+from ticket_engine import schemas, stages
 from ticket_engine.bucket_files import BucketPlan
 from ticket_engine.bucket_scoring import classify_bucket
 from ticket_engine.engine import Engine, load_engine
 from ticket_engine.engine_spec import read_spec
 from ticket_engine.errors import ScoringError
+from ticket_engine.reading import name_in_quarantine, read_tickets
 from ticket_engine.results import GatherSummary
+from ticket_engine.review import ReviewRule
 from ticket_engine.schemas import predictions_schema
 from ticket_engine.spot_check import compare
 from ticket_engine.spot_sample import choose_sample
@@ -282,3 +284,41 @@ def test_a_long_ticket_is_cut_marked_and_scored_as_cut(make_run: Callable[..., P
     assert made["token_length"][0] <= 64
     engine, tokens = load_engine(folder), pl.read_parquet(folder / "tokens.parquet")
     np.testing.assert_allclose(scores_of(made)[0], engine.reference(tokens["token_ids"][0].to_numpy()), atol=1e-4)
+
+
+NAMES = sorted(
+    {value for name, value in vars(schemas).items() if name.isupper() and isinstance(value, str)}
+    - schemas.OUTPUT_COLUMNS
+    | {"row", "chosen_for", "in_float32", "bucket_tickets", "outcome", "id", "^.*$", "^a$", "*", "", "a.b", "index"}
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_id_or_text_column_of_any_name_goes_through_every_stage(
+    make_run: Callable[..., Path], tmp_path: Path, name: str, sample_tickets: pl.DataFrame
+) -> None:
+    bodies = [*sample_tickets["body"][:6], None]
+    for id_column, text_column in ((name, "body"), ("key", name), ("ticket_id", name)):
+        if id_column == text_column:
+            continue
+        folder = make_run([], review_budget=0.5)
+        table = pl.DataFrame({id_column: [f"t{n}" for n in range(7)], text_column: bodies, "other": list("abcdefg")})
+        table.write_parquet(folder / "input.parquet")
+        read_tickets(
+            str(folder / "input.parquet"), folder, id_column=id_column, text_columns=(text_column,), limit=None
+        )
+        stages.tokenize(folder)
+        stages.find_scored(folder, tmp_path)
+        for bucket in stages.plan(folder, batch_size=None, max_buckets=3).buckets:
+            classify_bucket(bucket, folder, tmp_path)
+        stages.gather(folder, tmp_path, str(folder / "input.parquet"), ReviewRule(budget=0.5))
+        made = read_predictions(folder)
+        assert made.columns[0] == id_column
+        assert made[id_column].to_list() == [f"t{n}" for n in range(6)]
+        review = pl.read_parquet(folder / "review.parquet", glob=False)
+        assert len(review) == 3
+        text_of = dict(zip(table[id_column], table[text_column], strict=True))
+        assert [text_of[key] for key in review[id_column]] == review[text_column].to_list()
+        quarantine = pl.read_parquet(folder / "quarantine.parquet", glob=False)
+        assert quarantine[name_in_quarantine(id_column, quarantine.columns)].to_list() == ["t6"]
+        assert stages.spot_check(folder, 4, 0).agreement == 1.0
