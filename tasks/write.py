@@ -12,11 +12,10 @@ from prefect.events import emit_event
 from data_contracts.reports import DOCS_FOLDER, ContractReport
 from tasks.pictures import PICTURE, draw_labels
 from tasks.timing import read_seconds, stage_seconds
-from ticket_engine.errors import RefusedError
+from ticket_engine.errors import RefusedError, StoreError
 from ticket_engine.publish import keep_refused, publish, write_manifest
 from ticket_engine.schemas import PREDICTIONS_FILE, QUARANTINE_FILE, REVIEW_FILE
 from ticket_engine.settings import RunSettings
-from ticket_engine.store import clean_store
 
 
 def refuse_unless(report: ContractReport, folder: Path, output: Path) -> None:
@@ -46,10 +45,22 @@ def write(settings: RunSettings, folder: Path, results: tuple) -> dict:
     output = Path(settings.output)
     manifest = write_manifest(staged, manifest)
     publish(staged, output)
-    removed = clean_store(Path(settings.store), settings.store_days)
+    _keep_scores(settings, folder)
     _tell("published", output, {"rows": manifest["rows"], "agreement": manifest["spot_check"]["agreement"]})
-    get_run_logger().info("Published to %s; %d old parts removed from the store", output, removed)
+    get_run_logger().info("Published to %s", output)
     return manifest
+
+
+def _keep_scores(settings: RunSettings, folder: Path) -> None:
+    """Scores for the next run; what goes wrong here costs that run some work, and this one is published."""
+    from ticket_engine import stages
+
+    try:
+        removed = stages.keep_scores(folder, Path(settings.store), settings.store_days)
+    except (OSError, StoreError) as error:
+        get_run_logger().warning("The store of scores was not tidied: %s", error)
+        return
+    get_run_logger().info("%d old files removed from the store of scores", removed)
 
 
 def _plain(value: object) -> dict:

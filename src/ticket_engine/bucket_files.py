@@ -15,8 +15,8 @@ from ticket_engine.bucketing import (
     plan_buckets,
     positions,
 )
+from ticket_engine.parts import content_key
 from ticket_engine.schemas import BATCH_INDEX, BUCKET_INDEX, TEXT, TICKET_KEY, TOKEN_IDS, TOKEN_LENGTH
-from ticket_engine.store import content_key
 
 CHUNK_ROWS = 8192
 

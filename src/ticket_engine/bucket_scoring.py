@@ -12,6 +12,7 @@ from ticket_engine.bucket_files import Bucket, read_bucket
 from ticket_engine.engine_spec import read_spec
 from ticket_engine.errors import ScoringError
 from ticket_engine.head_scoring import HeadScorer, LabelScorer, load_scorer
+from ticket_engine.parts import part_path, read_part, write_part
 from ticket_engine.schemas import (
     BATCH_INDEX,
     LOG_PROBS,
@@ -22,7 +23,6 @@ from ticket_engine.schemas import (
     TICKET_KEY,
     TOKEN_IDS,
 )
-from ticket_engine.store import part_path, read_part, write_part
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def classify_bucket(bucket: Bucket, folder: Path, store: Path) -> BucketResult:
 
 
 def _score_bucket(scorer: LabelScorer | HeadScorer, tickets: pl.DataFrame) -> pl.DataFrame:
-    """Columns of a part, see `store.write_part`, for a bucket's tickets."""
+    """Columns of a part, see `parts.write_part`, for a bucket's tickets."""
     scores, stages, reasons = [], [], []
     for batch in tickets.partition_by(BATCH_INDEX, maintain_order=True):
         ids = [row.to_numpy() for row in batch[TOKEN_IDS]]

@@ -22,6 +22,7 @@ import polars as pl
 
 TICKET_ID: Final = "ticket_id"
 INPUT_INDEX: Final = "input_index"
+USED_DAY: Final = "used_day"
 TEXT: Final = "text"
 REASON: Final = "reason"
 TICKET_KEY: Final = "ticket_key"

@@ -3,6 +3,7 @@
 `tasks` wraps each in a Prefect task; `classifier` calls them one after the other without Prefect.
 """
 
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ from ticket_engine.engine_spec import SPEC_FILE, TOKENIZER_FILE, read_spec
 from ticket_engine.errors import ScoringError
 from ticket_engine.head_files import load_head
 from ticket_engine.head_scoring import HeadScorer, LabelScorer, float32_scorer, load_scorer
+from ticket_engine.parts import part_path, read_part
 from ticket_engine.reading import quarantine_late, read_columns, read_texts
 from ticket_engine.results import GatherSummary, bucket_of_tickets, gather_predictions, summarise
 from ticket_engine.review import ReviewRule, choose_review, review_rows
@@ -47,7 +49,7 @@ from ticket_engine.spot_check import (
     check_predictions,
 )
 from ticket_engine.spot_sample import IN_FLOAT32, ROW
-from ticket_engine.store import StoredSummary, empty_scores, part_path, read_part, read_store
+from ticket_engine.store import StoredSummary, empty_scores, find_stored, keep_night, tidy_store
 from ticket_engine.tokenization import CHUNK_ROWS, TokenizeSummary, load_ticket_tokenizer, tokenize_tickets
 
 TICKETS, TOKENS, REJECTED, STORED, BY_TEXT, BUCKETS, FAILED = (
@@ -76,11 +78,11 @@ def tokenize(folder: Path) -> TokenizeSummary:
 
 def find_scored(folder: Path, store: Path) -> StoredSummary:
     """How many of the run's distinct tickets an earlier run scored; these never enter a bucket."""
-    known, summary = read_store(store, read_spec(folder).score_key)
     wanted = pl.read_parquet(folder / TOKENS, columns=[TICKET_KEY], glob=False).unique()
-    used = known.filter(pl.col(REASON).is_null()).join(wanted, on=TICKET_KEY, how="semi")
+    known, summary = find_stored(store, read_spec(folder).score_key, wanted)
+    used = known.filter(pl.col(REASON).is_null())
     used.write_parquet(folder / STORED)
-    return StoredSummary(len(used), summary.parts, summary.rejected_parts)
+    return replace(summary, tickets=len(used))
 
 
 def decide_by_text(folder: Path) -> int:
@@ -152,10 +154,10 @@ def gather(
         ScoringError: A bucket's part is missing or damaged, or a ticket has no score.
     """
     spec, id_column = read_spec(folder), read_columns(folder).id_column
-    buckets = [Bucket(**fields) for fields in json.loads((folder / BUCKETS / "plan.json").read_text())]
+    buckets = _planned(folder)
     frames = [_scored_before_planning(folder)]
     for bucket in buckets:
-        part = read_part(part_path(store, spec.score_key, bucket.content_key), spec.score_key)
+        part = _part_of(bucket, store, spec.score_key)
         if part is None:
             raise ScoringError(
                 f"The scores of bucket {bucket.index} are missing or damaged. Run again: only it is redone."
@@ -185,6 +187,36 @@ def gather(
     if len(late) + len(failed):
         quarantine_late(source, folder, folder / FAILED)
     return summary
+
+
+def _planned(folder: Path) -> list[Bucket]:
+    return [Bucket(**fields) for fields in json.loads((folder / BUCKETS / "plan.json").read_text())]
+
+
+def _part_of(bucket: Bucket, store: Path, score_key: str) -> pl.DataFrame | None:
+    """Scores of a bucket's tickets; from elsewhere in the store where another run has put its part into a night."""
+    part = read_part(part_path(store, score_key, bucket.content_key), score_key)
+    if part is not None:
+        return part
+    tickets = pl.read_parquet(bucket.path, columns=[TICKET_KEY], glob=False)
+    found, _ = find_stored(store, score_key, tickets)
+    return found if len(found) == len(tickets) else None
+
+
+def keep_scores(folder: Path, store: Path, days: int) -> int:
+    """Keep a published run's scores for the next ones, and tidy the store; how many old files were deleted.
+
+    Args:
+        folder: The run's working folder.
+        store: The store.
+        days: Scores that no run used for so long are deleted.
+    """
+    spec, buckets = read_spec(folder), _planned(folder)
+    paths = [part_path(store, spec.score_key, bucket.content_key) for bucket in buckets]
+    stored = pl.read_parquet(folder / STORED, glob=False) if (folder / STORED).is_file() else empty_scores()
+    parts = (part for path in paths if (part := read_part(path, spec.score_key)) is not None)
+    keep_night(store, spec.score_key, itertools.chain([stored], parts), paths)
+    return tidy_store(store, days)
 
 
 def spot_check(folder: Path, size: int, seed: int) -> SpotCheck:

@@ -145,7 +145,7 @@ def test_a_poisoned_ticket_is_put_in_quarantine_with_its_reason_and_the_rest_goe
     table = pl.DataFrame({"ticket_id": range(80), "body": bodies, "channel": ["mail"] * 80})
     table.write_parquet(tmp_path / "tickets.parquet")
     code, _, errors = run_cli(
-        input=tmp_path / "tickets.parquet", output=tmp_path / "out", model=poisoned_model, spot_check=8
+        input=tmp_path / "tickets.parquet", output=tmp_path / "out", model=poisoned_model, spot_check=16
     )
     assert code == 0, errors
     quarantined = pl.read_parquet(tmp_path / "out" / "quarantine.parquet")

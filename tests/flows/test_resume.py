@@ -69,7 +69,7 @@ def start(
         "--threads": 1,
         "--workers": 1,
         "--batch-size": 4,
-        "--spot-check": 8,
+        "--spot-check": 16,
     }
     flat = [str(part) for pair in options.items() for part in pair]
 
@@ -131,10 +131,8 @@ def test_a_run_killed_at_any_moment_loses_doubles_and_tears_nothing(
         time.sleep(life * (number + generator.random()) / KILLS)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        kept = sum(
-            pl.scan_parquet(part).select(pl.len()).collect().item()
-            for part in (output.parent / ".ticket-store").glob("*/*.parquet")
-        )
+        parts = list((output.parent / ".ticket-store").glob("*/*.parquet"))
+        kept = pl.concat([pl.read_parquet(part, columns=["ticket_key"]) for part in parts]).n_unique()
         finish(start(whole, output))
         reader.done.set()
         reader.join()

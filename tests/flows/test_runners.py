@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -54,22 +55,28 @@ def test_dask_workers_give_the_same_predictions_as_threads(
 
 
 class Killer(threading.Thread):
-    """Kills one Dask worker process once some parts are in the store, and notes which parts were there then."""
+    """Kills one Dask worker process once some parts are in the store, and notes every part that it sees until the end."""
 
     def __init__(self, store: Path, parts: int) -> None:
         super().__init__(daemon=True)
         self.store, self.parts = store, parts
-        self.kept: dict[str, tuple[int, int]] = {}
+        self.kept: set[str] = set()
+        self.seen: dict[str, set[tuple[int, int]]] = {}
         self.killed = 0
+        self.done = threading.Event()
 
     def run(self) -> None:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not self.killed:
-            workers = [child for child in psutil.Process().children(recursive=True) if is_dask_worker(child)]
-            if workers and len(identities(self.store)) >= self.parts:
-                os.kill(workers[0].pid, signal.SIGKILL)
-                self.killed = workers[0].pid
-                self.kept = identities(self.store)
+        while time.monotonic() < deadline and not self.done.is_set():
+            now = identities(self.store)
+            for name, identity in now.items():
+                self.seen.setdefault(name, set()).add(identity)
+            if not self.killed and len(now) >= self.parts:
+                workers = [child for child in psutil.Process().children(recursive=True) if is_dask_worker(child)]
+                if workers:
+                    os.kill(workers[0].pid, signal.SIGKILL)
+                    self.killed = workers[0].pid
+                    self.kept = set(now)
             time.sleep(0.01)
 
 
@@ -82,8 +89,12 @@ def is_dask_worker(process: psutil.Process) -> bool:
 
 
 def identities(store: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of change of each part: both are new if a part is written again."""
-    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in store.glob("*/*.parquet")}
+    """Inode and time of change of each bucket's part: both are new if a part is written again."""
+    found = {}
+    for path in store.glob("*/[0-9a-f]*.parquet"):
+        with suppress(FileNotFoundError):  # put into the night's part meanwhile
+            found[path.name] = (path.stat().st_ino, path.stat().st_mtime_ns)
+    return found
 
 
 @dask
@@ -97,14 +108,15 @@ def test_a_dask_worker_killed_half_way_costs_only_the_buckets_it_had_not_written
     killer = Killer(tmp_path / "dask" / ".ticket-store", parts=5)
     killer.start()
     code, _, errors = run_cli(**options, output=tmp_path / "dask" / "out", runner="dask")
+    killer.done.set()
     killer.join()
     assert code == 0, errors
     assert killer.killed, "no worker was there to be killed"
     assert_same(tmp_path / "dask" / "out", tmp_path / "threads" / "out")
     buckets = json.loads((tmp_path / "dask" / "out" / "manifest.json").read_text())["plan"]["buckets"]
-    parts = identities(tmp_path / "dask" / ".ticket-store")
-    assert 5 <= len(killer.kept) < buckets == len(parts)
-    again = {name for name, identity in killer.kept.items() if parts[name] != identity}
+    assert 5 <= len(killer.kept) < buckets == len(killer.seen)
+    assert identities(tmp_path / "dask" / ".ticket-store") == {}
+    again = {name for name in killer.kept if len(killer.seen[name]) > 1}
     record_property("buckets", buckets)
     record_property("written before the kill", len(killer.kept))
     record_property("written again", len(again))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ticket_engine.bucket_files import CHUNK_ROWS, bucket_path, read_bucket, write_buckets
 from ticket_engine.bucketing import PlanRule
-from ticket_engine.store import content_key, empty_scores
+from ticket_engine.parts import content_key
+from ticket_engine.store import empty_scores
 
 PACKED = PlanRule(padded=False, token_budget=100)
 

@@ -11,7 +11,7 @@ from ticket_engine.bucket_files import Bucket, read_bucket
 from ticket_engine.bucket_scoring import classify_bucket
 from ticket_engine.engine import load_engine
 from ticket_engine.engine_spec import read_spec
-from ticket_engine.store import part_path, read_part
+from ticket_engine.parts import part_path, read_part
 
 TEXTS = [
     "Where is my order? It was due on Monday.",

@@ -1,9 +1,11 @@
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,8 +15,9 @@ import pytest
 
 from ticket_engine.errors import StoreError
 from ticket_engine.ownership import MARK_FILE
+from ticket_engine.parts import content_key, part_path, read_part, today, write_part
 from ticket_engine.schemas import LOG_PROBS, REASON, STAGE, TICKET_KEY
-from ticket_engine.store import clean_store, content_key, part_path, read_part, read_store, write_part
+from ticket_engine.store import StoredSummary, find_stored, keep_night, tidy_store
 
 SCORE_KEY = "0123456789abcdef" * 4
 OTHER_KEY = SCORE_KEY[:-1] + "0"  # same folder, another engine
@@ -36,6 +39,29 @@ def write(store: Path, first: int = 0, tickets: int = 40, score_key: str = SCORE
     }
     write_part(path, score_key, pl.DataFrame(scores))
     return path
+
+
+def keys_of(first: int, tickets: int = 40) -> pl.DataFrame:
+    return pl.DataFrame({TICKET_KEY: [b"key-%012d" % (first + index) for index in range(tickets)]})
+
+
+def look(store: Path, first: int = 0, tickets: int = 1000) -> tuple[pl.DataFrame, StoredSummary]:
+    return find_stored(store, SCORE_KEY, keys_of(first, tickets))
+
+
+def files_of(store: Path) -> list[str]:
+    return sorted(path.name for path in (store / SCORE_KEY[:32]).glob("*.parquet"))
+
+
+def a_night(store: Path, first: int, tickets: int, day: int) -> None:
+    """Keep a night's scores as if it had been that day."""
+    rows = keys_of(first, tickets).with_columns(
+        pl.Series(LOG_PROBS, np.full((tickets, 3), -1.1, dtype=np.float32), dtype=pl.Array(pl.Float32, 3)),
+        pl.lit(None, pl.Int16).alias(STAGE),
+        pl.lit(None, pl.String).alias(REASON),
+        pl.lit(day, pl.Int32).alias("used_day"),
+    )
+    keep_night(store, SCORE_KEY, [rows], [])
 
 
 def test_a_part_reads_back_exactly_as_it_was_written(tmp_path: Path) -> None:
@@ -83,11 +109,13 @@ def test_a_changed_number_in_a_well_formed_part_is_not_trusted(tmp_path: Path) -
     import pyarrow.parquet as pq
 
     path = write(tmp_path)
-    table = pq.read_table(path)
+    table, footer = pq.read_table(path), pq.read_metadata(path).metadata
     reasons = table.column(REASON).to_pylist()
     reasons[2] = None
-    changed = table.set_column(2, REASON, [reasons]).replace_schema_metadata(table.schema.metadata)
-    pq.write_table(changed, path)
+    changed = table.set_column(table.column_names.index(REASON), REASON, [reasons])
+    with pq.ParquetWriter(path, changed.schema) as writer:
+        writer.write_table(changed)
+        writer.add_key_value_metadata({key: value for key, value in footer.items() if key != b"ARROW:schema"})
     assert read_part(path, SCORE_KEY) is None
 
 
@@ -97,7 +125,7 @@ def test_parts_of_another_engine_and_damaged_parts_are_rejected_and_removed(tmp_
     torn.write_bytes(torn.read_bytes()[:-20])
     nonsense = good.with_name("0123456789abcdef" * 2 + ".parquet")
     nonsense.write_text("this is a table, trust me")
-    known, summary = read_store(tmp_path, SCORE_KEY)
+    known, summary = look(tmp_path)
     assert (summary.tickets, summary.parts, summary.rejected_parts) == (40, 1, 3)
     assert sorted(known[TICKET_KEY]) == [b"key-%012d" % index for index in range(40)]
     assert [path.exists() for path in (good, torn, foreign, nonsense)] == [True, False, False, False]
@@ -112,9 +140,9 @@ def test_a_part_that_cannot_be_read_for_a_moment_is_an_error_and_stays(tmp_path:
         with suppress(OSError):
             while True:
                 used.append(os.open(os.devnull, os.O_RDONLY))
-        for look in (lambda: read_part(path, SCORE_KEY), lambda: read_store(tmp_path, SCORE_KEY)):
+        for read in (lambda: read_part(path, SCORE_KEY), lambda: look(tmp_path)):
             with pytest.raises(StoreError, match="Too many open files"):
-                look()
+                read()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for number in used:
@@ -131,19 +159,101 @@ def test_a_part_that_is_a_folder_or_may_not_be_read_is_an_error_that_names_it(tm
 
 
 def test_a_ticket_in_two_parts_is_known_once_and_an_empty_store_knows_none(tmp_path: Path) -> None:
-    empty, summary = read_store(tmp_path / "none", SCORE_KEY)
+    empty, summary = look(tmp_path / "none")
     assert (len(empty), summary.tickets, summary.parts) == (0, 0, 0)
     write(tmp_path, first=0, tickets=10)
     write(tmp_path, first=5, tickets=10)
-    known, summary = read_store(tmp_path, SCORE_KEY)
+    known, summary = look(tmp_path)
     assert (len(known), summary.tickets, summary.parts) == (15, 15, 2)
+
+
+def test_only_wanted_tickets_are_found_and_only_their_row_groups_are_read(tmp_path: Path) -> None:
+    a_night(tmp_path, 0, 20_000, today())
+    a_night(tmp_path, 50_000, 20_000, today())
+    known, summary = look(tmp_path, 8_000, 500)
+    assert sorted(known[TICKET_KEY]) == keys_of(8_000, 500)[TICKET_KEY].to_list()
+    assert (summary.tickets, summary.parts, summary.read_rows) == (500, 1, 2 * 8192)
+    nothing, summary = look(tmp_path, 30_000, 500)
+    assert (len(nothing), summary.read_rows, summary.parts) == (0, 0, 0)
+
+
+def test_a_night_stands_in_for_its_buckets_and_keeps_what_it_found(tmp_path: Path) -> None:
+    paths = [write(tmp_path, first=first) for first in (0, 100)]
+    found, _ = look(tmp_path, 0, 3)
+    keep_night(tmp_path, SCORE_KEY, [found, *(read_part(path, SCORE_KEY) for path in paths[1:])], paths)
+    assert [name[:6] for name in files_of(tmp_path)] == ["night-"]
+    known, summary = look(tmp_path)
+    assert summary.tickets == 2 + 39  # a ticket of each had no scores and is tried again
+    expected = np.random.default_rng(100).normal(size=(40, 3)).astype(np.float32)
+    first = known.filter(pl.col(TICKET_KEY) == b"key-%012d" % 100)[LOG_PROBS].to_list()[0]
+    np.testing.assert_array_equal(np.array(first, dtype=np.float32), expected[0])
+    keep_night(tmp_path, SCORE_KEY, [found.clear()], [])
+    assert len(files_of(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("nights", [10, 100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_nights_look_does_not_depend_on_how_many_nights_are_stored(tmp_path: Path, nights: int) -> None:
+    """120 nights once meant 120 tables read whole for no hit."""
+    for night in range(nights):
+        a_night(tmp_path, 100 * night, 20, today() - nights + night + 1)
+        tidy_store(tmp_path, 2000)
+    assert len(files_of(tmp_path)) <= 7 * (1 + math.ceil(math.log(nights, 8)))
+    nothing, summary = look(tmp_path, 10**9, 1000)
+    assert (len(nothing), summary.read_rows) == (0, 0)
+    known, summary = look(tmp_path, 100 * (nights - 1), 20)
+    assert (len(known), summary.parts) == (20, 1)
+    assert summary.read_rows <= 8192
+    known, summary = find_stored(tmp_path, SCORE_KEY, pl.concat([keys_of(100 * night, 20) for night in range(nights)]))
+    assert len(known) == 20 * nights
+
+
+def test_tickets_that_no_run_uses_leave_the_store_though_others_of_their_night_are_used(tmp_path: Path) -> None:
+    """One common text once kept every night that had it alive."""
+    for night in range(40):
+        day = today() - 39 + night
+        common, _ = look(tmp_path, 0, 1)
+        a_night(tmp_path, 100 * (night + 1), 5, day)
+        rows = common if len(common) else None
+        if rows is None:
+            a_night(tmp_path, 0, 1, day)
+        else:
+            keep_night(tmp_path, SCORE_KEY, [common.with_columns(pl.lit(day, pl.Int32).alias("used_day"))], [])
+        tidy_store(tmp_path, 10 + today() - day)
+        assert len(look(tmp_path, 100 * (night + 1), 5)[0]) == 5
+    stored = sum(len(look(tmp_path, 100 * (night + 1), 5)[0]) for night in range(40)) // 5
+    assert 10 <= stored <= 10 + 8  # those of ten days, and what still waits to be merged
+    assert len(look(tmp_path, 0, 1)[0]) == 1
+
+
+def test_merging_keeps_each_ticket_once_as_the_latest_night_has_it(tmp_path: Path) -> None:
+    for night in range(8):
+        a_night(tmp_path, 10 * night, 60, today() - 7 + night)
+    assert tidy_store(tmp_path, 30) == 7
+    assert len(files_of(tmp_path)) == 1
+    assert pl.read_parquet(tmp_path / SCORE_KEY[:32] / files_of(tmp_path)[0])[TICKET_KEY].n_unique() == 130
+    assert len(look(tmp_path)[0]) == 130
+    assert len(pl.read_parquet(tmp_path / SCORE_KEY[:32] / files_of(tmp_path)[0])) == 130
+
+
+def test_runs_that_look_while_another_merges_find_everything_and_cleaning_twice_at_once_fails_nobody(
+    tmp_path: Path,
+) -> None:
+    for night in range(64):
+        a_night(tmp_path, 100 * night, 30, today())
+    wanted = pl.concat([keys_of(100 * night, 30) for night in range(64)])
+    with ThreadPoolExecutor(4) as pool:
+        looks = [pool.submit(find_stored, tmp_path, SCORE_KEY, wanted) for _ in range(3)]
+        tidied = [pool.submit(tidy_store, tmp_path, 30) for _ in range(4)]
+        looks += [pool.submit(find_stored, tmp_path, SCORE_KEY, wanted) for _ in range(6)]
+        assert sum(job.result() for job in tidied) == 56 + 7
+        assert {len(job.result()[0]) for job in looks} == {64 * 30}
 
 
 def test_a_writer_that_is_killed_leaves_no_part(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np, polars as pl\n"
         "from pathlib import Path\n"
-        "from ticket_engine.store import write_part\n"
+        "from ticket_engine.parts import write_part\n"
         "rows = 400_000\n"
         "keys = pl.Series([b'%016d' % row for row in range(rows)])\n"
         "log_probs = np.random.default_rng(0).normal(size=(rows, 12)).astype(np.float32)\n"
@@ -184,16 +294,16 @@ def test_cleaning_removes_what_no_run_used_for_so_many_days_and_nothing_else(tmp
     leaving = used.with_name("tmp1234.part")
     leaving.write_bytes(b"half a part")
     long_ago = time.time() - 31 * 86400
-    for path in (used, unused, leaving):
+    for path in (unused, leaving):
         os.utime(path, (long_ago, long_ago))
-    unused.rename(unused.with_suffix(".kept"))
-    read_store(tmp_path, SCORE_KEY)
-    unused.with_suffix(".kept").rename(unused)
-    os.utime(unused, (long_ago, long_ago))
-    assert clean_store(tmp_path, 32) == 0
-    assert clean_store(tmp_path, 30) == 2
+    a_night(tmp_path, 300, 5, today() - 31)
+    a_night(tmp_path, 400, 5, today() - 29)
+    look(tmp_path, 100, 1)  # looking alone does not keep a part
+    assert tidy_store(tmp_path, 32) == 0
+    assert tidy_store(tmp_path, 30) == 3
     assert [path.exists() for path in (used, unused, leaving)] == [True, False, False]
-    assert clean_store(tmp_path / "none", 30) == 0
+    assert (len(look(tmp_path, 300, 5)[0]), len(look(tmp_path, 400, 5)[0])) == (0, 5)
+    assert tidy_store(tmp_path / "none", 30) == 0
 
 
 def test_a_store_given_as_a_folder_with_other_things_touches_none_of_them(tmp_path: Path) -> None:
@@ -207,8 +317,7 @@ def test_a_store_given_as_a_folder_with_other_things_touches_none_of_them(tmp_pa
     long_ago = time.time() - 400 * 86400
     for path in (*mine, part):
         os.utime(path, (long_ago, long_ago))
-    assert clean_store(tmp_path, 30) == 1
+    assert tidy_store(tmp_path, 30) == 1
     assert not part.exists()
-    _, summary = read_store(tmp_path, SCORE_KEY)
-    assert summary.rejected_parts == 0
+    assert look(tmp_path)[1].rejected_parts == 0
     assert all(path.read_text() == "years of work" for path in mine)
