@@ -1,5 +1,6 @@
 """The two contracts of a run, what came in and what is about to be published, and a published run's again."""
 
+import json
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,13 +25,14 @@ from data_contracts.tables import (
 )
 from data_contracts.validation import check_suite, run_suite
 from ticket_engine.errors import InputError, SettingsError
-from ticket_engine.labels import read_labels
+from ticket_engine.labels import kept_labels
 from ticket_engine.publish import find_earlier, read_manifest
 from ticket_engine.reading import ReadSummary, quarantine_late
 from ticket_engine.schemas import INPUT_INDEX, IS_TRUNCATED, LABEL, PREDICTIONS_FILE, QUARANTINE_FILE, REASON
 from ticket_engine.settings import RunSettings
 from ticket_engine.spot_check import SpotCheck, bound_without_errors
 
+SUITES_FILE = "suites.json"
 DRIFT = "expect_label_shares_to_stay_close"
 PREDICTION_FIGURES = (
     "rows",
@@ -60,7 +62,7 @@ def check_tickets(folder: Path, settings: RunSettings, summary: ReadSummary) -> 
     Raises:
         SettingsError: A suite is not usable, or an override names no threshold.
     """
-    suite, outgoing = read_suite(settings.tickets_contract), read_suite(settings.predictions_contract)
+    suite, outgoing = (_read_once(folder, path) for path in (settings.tickets_contract, settings.predictions_contract))
     thresholds = read_thresholds([suite, outgoing], settings.contract_parameters)
     check_suite(outgoing, {*thresholds, *PREDICTION_FIGURES}, thresholds)
     _check_provable(settings.spot_check, summary.tickets, thresholds.get("max_disagreement", 1.0))
@@ -106,6 +108,16 @@ def _put_aside(folder: Path, source: str, broken: dict[int, str]) -> None:
         quarantine_late(source, folder, folder / "refused.parquet")
 
 
+def _read_once(folder: Path, path: str) -> dict:
+    """A suite as it was when the run first looked at it: an edit while it runs changes nothing that it is judged by."""
+    kept = folder / SUITES_FILE
+    suites = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if path not in suites:
+        suites[path] = read_suite(path)
+        kept.write_text(json.dumps(suites), encoding="utf-8")
+    return suites[path]
+
+
 def _check_provable(size: int, tickets: int, limit: float) -> None:
     """Refuse a promise about all predictions that a sample of this size cannot show, before it is drawn."""
     best = bound_without_errors(tickets, size)
@@ -131,12 +143,12 @@ def check_predictions(
     Raises:
         SettingsError: A suite is not usable, or an override names no threshold.
     """
-    suites = [read_suite(settings.predictions_contract), read_suite(settings.tickets_contract)]
+    suites = [_read_once(folder, path) for path in (settings.predictions_contract, settings.tickets_contract)]
     thresholds = read_thresholds(suites, settings.contract_parameters)
     suite = with_severity(suites[0], DRIFT, CRITICAL) if settings.on_drift == "fail" else suites[0]
     predictions = prediction_table(folder / PREDICTIONS_FILE, settings.id_column)
     quarantined = quarantined_ids(folder / QUARANTINE_FILE, settings.id_column)
-    figures = _prediction_figures(predictions, read_labels(settings.labels).names) | {
+    figures = _prediction_figures(predictions, kept_labels(folder).names) | {
         "rows": rows,
         "quarantined": len(quarantined),
         **_earlier_run(settings),

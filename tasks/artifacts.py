@@ -76,7 +76,8 @@ def run_markdown(manifest: dict) -> str:
         "",
         "| work | |",
         "|---|---|",
-        f"| Tickets scored now / known before | {plan['distinct'] - plan['stored']} / {plan['stored']} |",
+        f"| Different tickets scored by the model / decided by their text / known before | "
+        f"{plan['distinct'] - plan['stored'] - plan['by_text']} / {plan['by_text']} / {plan['stored']} |",
         f"| Batches, buckets | {plan['batches']}, {plan['buckets']} |",
         f"| Padding overhead | {plan['padding_overhead']:.1%} (batches of 32: "
         f"{plan['padding_overhead_published']:.1%}, all to the longest: {1 + plan['padding_overhead_longest']:.1f} x) |",

@@ -11,7 +11,7 @@ from tasks.timing import read_seconds, stage_seconds
 from ticket_engine.fit_settings import FitSettings
 from ticket_engine.head_files import put_head, save_head
 from ticket_engine.labelled import LabelledSummary, read_labelled
-from ticket_engine.labels import read_labels
+from ticket_engine.labels import kept_labels
 from ticket_engine.learnability import CHANCE
 from ticket_engine.tokenization import TokenizeSummary
 
@@ -39,7 +39,7 @@ def read_gold(settings: FitSettings, folder: Path) -> LabelledSummary:
             id_column=settings.id_column,
             text_columns=settings.text_columns,
             label_column=settings.label_column,
-            labels=read_labels(settings.labels).names,
+            labels=kept_labels(folder).names,
             add=settings.add,
             limit=settings.limit,
         )
@@ -71,7 +71,7 @@ def collect(settings: FitSettings, folder: Path, layers: int) -> str:
 
     with stage_seconds(folder, "collect"):
         rows = choose_rows(folder, MOST_ROWS, settings.seed)
-        labels = read_labels(settings.labels).labels
+        labels = kept_labels(folder).labels
         rows_hash = collect_fitting_rows(folder, labels, _rule(settings, layers).depths, rows)
     get_run_logger().info("Hidden states of %d different tickets", len(rows))
     return rows_hash
@@ -88,7 +88,7 @@ def fit(settings: FitSettings, folder: Path, layers: int, rows_hash: str) -> dic
     spec = read_spec(folder)
     identity = HeadIdentity(spec.model_hash, spec.prompt.content_hash, spec.labels_hash, rows_hash)
     with stage_seconds(folder, "fit"):
-        tickets, label_rows = read_fitting_rows(folder, read_labels(settings.labels).labels)
+        tickets, label_rows = read_fitting_rows(folder, kept_labels(folder).labels)
         head = fit_head(tickets, label_rows, spec.labels, rule=_rule(settings, layers), identity=identity)
         save_head(head, folder / STAGED)
     stages = [{"depth": stage.depth, "threshold": stage.threshold} for stage in head.stages]

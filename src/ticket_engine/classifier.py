@@ -1,6 +1,9 @@
 """Classification of a Polars frame without Prefect, for notebooks and services."""
 
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
@@ -39,6 +42,7 @@ def classify(
     """
     from ticket_engine import stages
     from ticket_engine.bucket_scoring import classify_bucket
+    from ticket_engine.head_scoring import load_scorer
     from ticket_engine.preparation import prepare_engine
 
     with tempfile.TemporaryDirectory() as name:
@@ -60,12 +64,27 @@ def classify(
             head=str(head) if head else None,
         )
         read_tickets(settings.input, folder, id_column=id_column, text_columns=text_columns, limit=None)
-        prepare_engine(settings, folder)
+        spec = prepare_engine(settings, folder)
         stages.tokenize(folder)
         if head:
             stages.find_scored(folder, store)
             stages.decide_by_text(folder)
-        for bucket in stages.plan(folder, batch_size=None, max_buckets=settings.max_buckets).buckets:
-            classify_bucket(bucket, folder, store)
+        buckets = stages.plan(folder, batch_size=None, max_buckets=settings.max_buckets).buckets
+        with _torch_threads_kept(), ThreadPoolExecutor(spec.workers) as pool:
+            if buckets:
+                load_scorer(folder)
+            list(pool.map(lambda bucket: classify_bucket(bucket, folder, store), buckets))
         stages.gather(folder, store, settings.input)
         return pl.read_parquet(folder / PREDICTIONS_FILE, glob=False)
+
+
+@contextmanager
+def _torch_threads_kept() -> Iterator[None]:
+    """Give the caller back the number of threads that PyTorch had: passes set their own."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

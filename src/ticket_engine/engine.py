@@ -1,5 +1,6 @@
 """The loaded model of a run: made once a process from its spec, shared by all buckets."""
 
+import copy
 import logging
 import math
 import threading
@@ -38,6 +39,12 @@ class Engine:
         self.view = packed_view(model) if spec.execution == "packed" else None
         with torch.inference_mode():
             self.prefix: PrefixCache = compute_prefix(model, spec.prompt.prefix_ids if spec.prefix_cache else ())
+
+    def with_spec(self, spec: EngineSpec) -> "Engine":
+        """The same weights, views and prefix under another spec of the same score key."""
+        other = copy.copy(self)
+        other.spec = spec
+        return other
 
     def score(self, tickets: list[np.ndarray]) -> np.ndarray:
         """Log-probability of each label for each ticket, float32 ``(tickets, labels)``.
@@ -185,7 +192,10 @@ def load_engine(folder: Path) -> Engine:
             _check_exact(engine)
             _engines.clear()
             _engines[key] = engine
-        return _engines[key]
+        kept = _engines[key]
+        if kept.spec != spec:  # of an earlier run in this process, with another budget or name for the same scores
+            kept = _engines[key] = kept.with_spec(spec)
+        return kept
 
 
 def forget_engine() -> None:

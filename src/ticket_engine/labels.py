@@ -3,7 +3,7 @@
 import hashlib
 import json
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ticket_engine.errors import LabelsError
 
+KEPT_FILE = "labels.json"
 DEFAULT_INSTRUCTION = (
     "You label customer support tickets. Read the ticket and answer with the one label that fits it best. "
     "Answer with the label only."
@@ -112,6 +113,18 @@ def read_labels(path: str | Path) -> LabelSet:
                 "characters that nobody sees. Rename one."
             )
     return LabelSet(labels, parsed.instruction.strip())
+
+
+def keep_labels(labels: LabelSet, folder: Path) -> None:
+    """Note a run's label set in its folder: the labels file is read once a run."""
+    (folder / KEPT_FILE).write_text(json.dumps(asdict(labels), ensure_ascii=False), encoding="utf-8")
+
+
+def kept_labels(folder: Path) -> LabelSet:
+    """The label set that `keep_labels` noted."""
+    fields = json.loads((folder / KEPT_FILE).read_text(encoding="utf-8"))
+    labels = (Label(x["name"], x["description"], tuple(x["examples"])) for x in fields["labels"])
+    return LabelSet(tuple(labels), fields["instruction"])
 
 
 def label_name(text: str) -> str:

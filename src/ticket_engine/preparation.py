@@ -10,7 +10,7 @@ from ticket_engine.engine_spec import SPEC_FILE, TOKENIZER_FILE, EngineSpec
 from ticket_engine.errors import ModelError, SettingsError
 from ticket_engine.head_files import head_hash, load_head
 from ticket_engine.heads import check_identity
-from ticket_engine.labels import read_labels
+from ticket_engine.labels import keep_labels, read_labels
 from ticket_engine.models import find_model, hash_model, load_config, load_tokenizer
 from ticket_engine.packed_trial import is_exact_when_packed
 from ticket_engine.probe import Choice, choose_speed
@@ -76,6 +76,7 @@ def prepare_engine(settings: RunSettings, folder: Path) -> EngineSpec:
     _check_head(spec)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TOKENIZER_FILE).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
+    keep_labels(labels, folder)
     (folder / SPEC_FILE).write_text(json.dumps(asdict(spec)), encoding="utf-8")
     return spec
 

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ticket_engine.labels import read_labels
+from ticket_engine.labels import keep_labels, read_labels
 from ticket_engine.ownership import RUN, mark
 from ticket_engine.publish import write_manifest
 from ticket_engine.reading import ReadSummary, quarantine_late, read_tickets
@@ -83,6 +83,7 @@ def finished_run(tmp_path: Path, shared_tickets: Path) -> Callable[..., Run]:
         )
         _tokenize(folder)
         quarantine_late(str(source), folder, folder / "failed.parquet")
+        keep_labels(read_labels(settings.labels), folder)
         labels = read_labels(settings.labels).names
         predictions = made_predictions(pl.read_parquet(folder / "tokens.parquet"), labels)
         predictions.write_parquet(folder / PREDICTIONS_FILE)

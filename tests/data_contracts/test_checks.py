@@ -1,6 +1,7 @@
 """Each expectation of both contracts is broken alone, on real tickets, and exactly it is reported."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -376,3 +377,18 @@ def test_a_refused_table_has_the_rows_that_it_was_refused_for_in_its_quarantine(
     assert 0 < len(added) == len(expected)
     assert set(added["ticket_id"]) == set(expected["ticket_id"])
     assert added["body"].null_count() == 0
+
+
+def test_an_edit_of_suite_or_labels_while_a_run_goes_on_changes_nothing_that_it_is_judged_by(finished_run, tmp_path):
+    run = finished_run(rows=200)
+    suite = tmp_path / "own.json"
+    shutil.copyfile(ROOT / "data_contracts" / "predictions.json", suite)
+    labels = tmp_path / "labels.yaml"
+    shutil.copyfile(run.settings.labels, labels)
+    run = run.with_settings(predictions_contract=str(suite), labels=str(labels))
+    incoming = check_tickets(run.folder, run.settings, run.summary)
+    suite.write_text("{")
+    labels.unlink()
+    report = check_predictions(run.folder, run.settings, run.checked, incoming, run.summary.rows)
+    assert report.passed
+    assert len(report.expectations) == 9

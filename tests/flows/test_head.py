@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tasks.artifacts import run_markdown
 from ticket_engine.head_files import load_head, save_head
 from ticket_engine.heads import Head
 
@@ -93,6 +94,9 @@ def test_a_head_labels_new_tickets_better_than_the_model_alone_and_says_where_ea
     assert manifest["plan"]["by_text"] == counts["0"]  # no text is doubled here
     assert manifest["spot_check"]["agreement"] == 1.0
     assert f"{counts['0']} by text alone" in printed
+    by_model = 120 - counts["0"]
+    words = "Different tickets scored by the model / decided by their text / known before"
+    assert f"| {words} | {by_model} / {counts['0']} / 0 |" in run_markdown(manifest)
 
 
 def test_a_ticket_decided_by_its_text_has_no_bucket_and_the_others_have_one(run_head: Callable, tmp_path: Path) -> None:

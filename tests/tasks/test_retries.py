@@ -1,6 +1,10 @@
 """Which failures a task tries again, decided on real states of Prefect."""
 
 import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from polars.exceptions import ComputeError
@@ -8,6 +12,8 @@ from prefect.states import Failed
 
 from tasks.retries import is_transient
 from ticket_engine.errors import InputError, StoreError
+
+ROOT = Path(__file__).parents[2]
 
 
 def failed_with(error: BaseException, cause: BaseException | None = None) -> bool:
@@ -38,3 +44,28 @@ def test_what_a_user_must_put_right_is_not_tried_again(cause: BaseException | No
 def test_what_a_store_answered_decides_whether_it_is_asked_again(kind: type, status: int, again: bool) -> None:
     answer = kind(f"object-store error: Generic S3 error: Server returned non-2xx status code: {status} Reason: ")
     assert failed_with(InputError("the store did not answer"), answer) is again
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "again"), [("http://127.0.0.1:9", True), ("http://nowhere.invalid", True), (None, False)]
+)
+def test_a_hub_that_cannot_be_reached_is_asked_again_and_offline_mode_is_not(
+    endpoint: str | None, again: bool, tmp_path: Path
+) -> None:
+    code = (
+        "from prefect.states import Failed\n"
+        "from tasks.retries import is_transient\n"
+        "from ticket_engine.errors import ModelError\n"
+        "from ticket_engine.models import find_model\n"
+        "try:\n"
+        "    find_model('owner/name')\n"
+        "except ModelError as error:\n"
+        "    print(is_transient(None, None, Failed(data=error)))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"} if endpoint else {"HF_HUB_OFFLINE": "1"}
+    environment |= {"HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == str(again), done.stderr[-500:]

@@ -354,7 +354,7 @@ def test_an_engine_is_loaded_once_a_process_whoever_asks_first(make_run: Callabl
     for thread in threads:
         thread.join()
     engines.append(load_engine(same))
-    assert len({id(engine) for engine in engines}) == 1
+    assert len({id(engine) for engine in engines[:4]}) == len({id(engine.stock) for engine in engines}) == 1
     assert load_engine(make_run([], labels=BRANCHING)) is not engines[0]
 
 
@@ -432,3 +432,11 @@ def test_extra_tokens_are_what_a_pass_computes_for_each_ticket_besides_its_own(m
     assert read_spec(make_run([])).extra_tokens == len(read_spec(make_run([])).prompt.ending_ids)
     whole = read_spec(make_run([], prefix_cache=False))
     assert whole.extra_tokens == len(whole.prompt.prefix_ids) + len(whole.prompt.ending_ids)
+
+
+def test_a_second_run_in_one_process_has_its_own_spec_on_the_same_weights(make_run: Callable[..., Path]) -> None:
+    first, second = make_run([], token_budget=111), make_run([], token_budget=222)
+    one, two = load_engine(first), load_engine(second)
+    assert (one.spec.token_budget, two.spec.token_budget) == (111, 222)
+    assert one.stock is two.stock
+    assert load_engine(second) is two

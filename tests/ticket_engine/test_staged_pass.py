@@ -122,3 +122,27 @@ def test_a_head_of_a_deeper_model_is_refused(make_engine) -> None:
     deep = replace(head.stages[-1], depth=9, hidden_weights={Block(9, "mean"): np.zeros((32, 4), np.float32)})
     with pytest.raises(HeadError, match="reads layer 9, the model has 3"):
         staged_model(engine.view, replace(head, stages=(*head.stages[:2], deep)))
+
+
+def test_the_reference_takes_the_runs_stage_only_where_its_own_confidence_is_within_rounding_of_the_threshold(
+    make_engine,
+) -> None:
+    """A tolerance 100 times as wide once took any stage that the run named."""
+    engine = make_engine("llama", execution="packed")
+    head = make_head(engine, (NEVER, 0.0))
+    ids, texts = make_tickets(3, 6)
+    sure = float(np.exp(HeadScorer(engine, head).reference(ids[0], texts[0])[0].max()))
+    for distance, expected in ((0.3e-4, 3), (3e-3, 2)):  # the tolerance is 1e-4
+        scorer = HeadScorer(engine, with_threshold(head, sure * (1 - distance)))
+        assert scorer.reference(ids[0], texts[0], depth=3)[1] == expected
+
+
+def test_a_threshold_that_words_alone_reach_has_no_tolerance_of_16_bits(make_engine) -> None:
+    engine = make_engine("llama", execution="packed")
+    head = make_head(engine, (0.0, 0.3))
+    ids, texts = make_tickets(3, 6)
+    scorer = HeadScorer(engine, head)
+    sure = float(np.exp(scorer.reference(ids[0], texts[0], 0)[0].max()))
+    strict = replace(head, stages=(replace(head.stages[0], threshold=sure * 1.05), *head.stages[1:]))
+    loose = HeadScorer(engine, strict, tolerance=0.25)
+    assert loose.reference(ids[0], texts[0], depth=0)[1] > 0
