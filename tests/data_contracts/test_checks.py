@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -392,3 +393,66 @@ def test_an_edit_of_suite_or_labels_while_a_run_goes_on_changes_nothing_that_it_
     report = check_predictions(run.folder, run.settings, run.checked, incoming, run.summary.rows)
     assert report.passed
     assert len(report.expectations) == 9
+
+
+def moved(sample: pl.DataFrame, rows: int, probability: float, theirs: float, *, swap: bool = False) -> pl.DataFrame:
+    """A sample whose first rows have two likely labels of these probabilities, the reference's others, or swapped."""
+    labels = [field.name for field in sample.schema[LOG_PROBS].fields]
+    rest = 1e-6
+
+    def scores(first: float, flip: bool) -> list[float]:
+        pair = (1 - first, first) if flip else (first, 1 - first)
+        values = np.array([*pair, *[rest] * (len(labels) - 2)])
+        return np.log(values / values.sum()).tolist()
+
+    picked = pl.int_range(pl.len()) < rows
+    mine, other = scores(probability, False), scores(theirs, swap)
+    frame = sample.with_columns(
+        pl.when(picked).then(pl.lit(labels[0])).otherwise("label").alias("label"),
+        pl.when(picked)
+        .then(pl.struct(**{name: pl.lit(value, pl.Float32) for name, value in zip(labels, mine, strict=True)}))
+        .otherwise(LOG_PROBS)
+        .alias(LOG_PROBS),
+    )
+    own = [list(values.values()) for values in sample[LOG_PROBS].to_list()]
+    reference = [other if row < rows else values for row, values in enumerate(own)]
+    names = [labels[int(np.argmax(values))] for values in reference]
+    return frame.with_columns(
+        pl.Series("reference_label", names, dtype=pl.String),
+        pl.Series("reference_log_probs", reference, dtype=pl.List(pl.Float32)),
+    )
+
+
+def broken_limits(run, scored: pl.DataFrame, tolerance: float) -> str:
+    """What the agreement found, if it fails; empty if it holds."""
+    report = outgoing(replace(run, checked=compare(scored, tolerance, 0)))
+    return "".join(item.observed for item in report.expectations if item.name == "agreement" and not item.passed)
+
+
+@pytest.mark.parametrize("tolerance", [1e-4, 0.25])
+def test_probabilities_are_judged_and_not_labels_alone(finished_run, tolerance):
+    run = finished_run()
+    sample = choose_sample(run.predictions(), 32, 0)
+    assert broken_limits(run, moved(sample, 1, 0.95, 0.95), tolerance) == ""
+    found = broken_limits(run, moved(sample, 1, 0.95, 0.55), tolerance)  # the same label: agreement was 1.0
+    assert found.endswith("broken: max_difference")
+    assert ("broken" in broken_limits(run, moved(sample, 1, 0.95, 0.93), tolerance)) is (tolerance < 0.01)
+
+
+def test_many_near_ties_are_no_rounding(finished_run):
+    """40 of 40 other labels at .56 and .44 once were near-ties, agreement 1.0."""
+    run = finished_run()
+    sample = choose_sample(run.predictions(), 32, 0)
+    assert broken_limits(run, moved(sample, 4, 0.56, 0.56, swap=True), 0.25) == ""
+    found = broken_limits(run, moved(sample, 40, 0.56, 0.56, swap=True), 0.25)
+    assert "40 were near-ties" in found
+    assert found.endswith("broken: max_near_tie_rate")
+
+
+def test_what_words_alone_decided_is_not_judged_by_the_rounding_of_the_model(finished_run):
+    run = finished_run()
+    sample = choose_sample(run.predictions(), 32, 0)
+    scored = moved(sample, 1, 0.862, 0.95)
+    for stage, broken in ((0, True), (3, False)):
+        staged = scored.with_columns(pl.lit(stage, pl.Int16).alias("stage"))
+        assert ("decided by their text" in broken_limits(run, staged, 0.25)) is broken
