@@ -66,7 +66,7 @@ def broken_promises(rate: np.ndarray, precision: float, *, rounds: int = 2000) -
 def test_a_promise_breaks_no_oftener_than_its_level_says_although_the_threshold_is_chosen(tickets: int) -> None:
     """The largest share that passes a bound of its own broke it in 27, 36 and 46 % of fits at this flat precision."""
     assert broken_promises(np.full(tickets, 0.945), 0.95) <= 0.2
-    assert broken_promises(np.full(tickets, 0.89), 0.9) <= 0.2
+    assert broken_promises(np.full(tickets, 0.799), 0.8) <= 0.2
     assert broken_promises(np.linspace(1.0, 0.88, tickets), 0.95) <= 0.2  # a threshold that keeps it exists
     assert PROMISE_CONFIDENCE == 0.8  # the level that docs and reports state
 
