@@ -126,10 +126,13 @@ def test_of_two_runs_on_one_output_the_second_is_refused_and_the_first_completes
     output = tmp_path / "here" / "out"
     first = start_run(long_table, output)
     wait_for_parts(tmp_path / "here" / ".ticket-store", 1, first)
-    code, _, errors = run_cli(input=tickets_file, output=output)
+    first.send_signal(signal.SIGSTOP)  # in the midst of its work for as long as the second tries
+    try:
+        code, _, errors = run_cli(input=tickets_file, output=output)
+    finally:
+        first.send_signal(signal.SIGCONT)
     assert code == 2
     assert f"Another run is writing to {output}" in errors
-    assert first.poll() is None, "the first run ended before the second was refused"
     problems = first.communicate(timeout=300)[1]
     assert first.returncode == 0, problems
     assert len(pl.read_parquet(output / "predictions.parquet")) == 300
