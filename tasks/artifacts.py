@@ -40,13 +40,13 @@ def show_run(manifest: dict) -> None:
 
 
 def contract_rows(manifest: dict) -> list[dict]:
-    """A row an expectation of both contracts."""
+    """A row an expectation of both contracts, what came of it first: the UI cuts long rows."""
     return [
         {
+            "verdict": "passed" if item["passed"] else item["severity"],
             "contract": stage,
             "what is expected": item["name"],
             "found": item["observed"],
-            "verdict": "passed" if item["passed"] else item["severity"],
         }
         for stage, report in manifest["contracts"].items()
         for item in report["expectations"]

@@ -187,6 +187,9 @@ def test_the_artifacts_say_what_the_manifest_says(server: Server, finished: tupl
     manifest = json.loads((output / "manifest.json").read_text())
     assert f"# {manifest['rows']['predictions']} tickets labelled" in by_key["run-summary"]["data"]
     assert float(by_key["classified"]["data"]) == 100
+    verdicts = json.loads(by_key["contracts"]["data"])
+    assert next(iter(verdicts[0])) == "verdict"
+    assert {row["verdict"] for row in verdicts} == {"passed"}
     assert not any("Where is parcel" in json.dumps(artifact["data"]) for artifact in artifacts)
 
 
